@@ -1,0 +1,105 @@
+"""The engine's options, validated once and frozen.
+
+Names are vLLM's where vLLM has the option, and the same in Python, YAML and on the command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from pagedlc_engine.errors import ConfigError
+
+__all__ = ["EngineConfig", "check_option_names", "validation_message"]
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+LoadFormat = Literal["auto", "gguf", "safetensors", "dummy"]
+AttentionBackendName = Literal["auto", "torch", "triton"]
+
+
+class EngineConfig(BaseModel):
+    """Options of one engine.
+
+    Args:
+        model: Folder with ``config.json`` (and safetensors), or a ``.gguf`` file. Already resolved: the
+            engine does not know about model names or hubs.
+        load_format: ``"auto"`` looks at the files; ``"dummy"`` makes random weights from the config alone.
+        device: ``"auto"`` takes a CUDA device when there is one.
+        dtype: Type of weights and activations. ``"auto"`` is float32 on a CPU and bfloat16 on a GPU.
+        quantization: ``None`` computes in ``dtype``; ``"int8"`` (CPU) multiplies in 8-bit integers;
+            ``"auto"`` takes int8 where the CPU has the kernels for it, and nothing elsewhere.
+        block_size: Tokens per KV-cache block, a power of two from 16 to 64.
+        num_blocks: KV blocks to allocate. ``None`` sizes the cache from the memory options.
+        kv_cache_memory_bytes: Bytes for the KV cache. ``None``: on a CPU a share of the free memory, on a
+            GPU what ``gpu_memory_utilization`` leaves.
+        gpu_memory_utilization: Fraction of the whole card this engine may bring into use.
+        max_model_len: Longest prompt plus answer in tokens. ``None`` takes the model's own limit.
+        max_num_seqs: Most requests running at once; can be changed while the engine runs.
+        max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks.
+            ``None`` takes 512 on a CPU and 8,192 on a GPU.
+        enable_prefix_caching: Keep and reuse the KV blocks of prompts and answers.
+        attention_backend: ``"auto"`` takes Triton on a GPU and torch elsewhere.
+        seed: Seeds requests that bring none, in order of arrival, and dummy weights. ``None`` draws
+            request seeds from the operating system.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: Path
+    load_format: LoadFormat = "auto"
+    device: Device = "auto"
+    dtype: DType = "auto"
+    quantization: Literal["auto", "int8"] | None = "auto"
+    block_size: int = 16
+    num_blocks: int | None = Field(default=None, ge=2)
+    kv_cache_memory_bytes: int | None = Field(default=None, gt=0)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=1.0)
+    max_model_len: int | None = Field(default=None, ge=1)
+    max_num_seqs: int = Field(default=64, ge=1)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    enable_prefix_caching: bool = True
+    attention_backend: AttentionBackendName = "auto"
+    seed: int | None = None
+
+    @field_validator("block_size")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value not in (16, 32, 64):
+            raise ValueError("must be 16, 32 or 64")
+        return value
+
+    @classmethod
+    def create(cls, **options: Any) -> EngineConfig:
+        """Validate ``options`` and build the config.
+
+        Raises:
+            ConfigError: An option is unknown (the nearest known name is suggested) or its value is invalid.
+        """
+        check_option_names(options, cls.model_fields)
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            raise ConfigError(validation_message("engine option", error)) from None
+
+
+def check_option_names(given: Any, known: Any) -> None:
+    """Raise :class:`ConfigError` for the first name in ``given`` that is not in ``known``."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, list(known), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Known options: {', '.join(sorted(known))}."
+            raise ConfigError(f"Unknown option {name!r}.{hint}")
+
+
+def validation_message(kind: str, error: ValidationError) -> str:
+    """One readable sentence per problem of a pydantic error."""
+    parts = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"]) or kind
+        text = problem["msg"].removeprefix("Value error, ")
+        parts.append(f"{name}: {text} (got {problem['input']!r})")
+    return f"Invalid {kind}: " + "; ".join(parts)

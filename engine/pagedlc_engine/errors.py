@@ -1,0 +1,60 @@
+"""Every error pagedlc raises on purpose, under one root.
+
+Messages say what was wrong and what to do about it. Where a Python built-in exception means the same
+thing (``ValueError``, ``FileNotFoundError`` …) the class inherits from it too, so ordinary handlers work.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "EngineClosedError",
+    "EngineDeadError",
+    "InvalidRequestError",
+    "ModelLoadError",
+    "ModelNotFoundError",
+    "OutOfMemoryError",
+    "PagedLCError",
+    "PromptTooLongError",
+    "UnsupportedModelError",
+]
+
+
+class PagedLCError(Exception):
+    """Root of all errors raised by pagedlc."""
+
+
+class ConfigError(PagedLCError, ValueError):
+    """An engine or integration option is unknown or has a value that cannot work."""
+
+
+class ModelLoadError(PagedLCError):
+    """The model's files cannot be read: truncated, damaged, or missing a tensor."""
+
+
+class ModelNotFoundError(ModelLoadError, FileNotFoundError):
+    """Nothing that could be a model lies at the given path or under the given name."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """The files are a model, but of an architecture or format the engine cannot run."""
+
+
+class InvalidRequestError(PagedLCError, ValueError):
+    """A request asks for something that is not allowed: empty prompt, bad sampling value, no chat template."""
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt, or the prompt and its answer, cannot fit the model's context or the KV cache."""
+
+
+class OutOfMemoryError(PagedLCError, MemoryError):
+    """Memory for weights or KV cache could not be allocated; the message names the option to change."""
+
+
+class EngineClosedError(PagedLCError, RuntimeError):
+    """The engine was closed before or while the request ran."""
+
+
+class EngineDeadError(PagedLCError, RuntimeError):
+    """The engine's loop ended by an error that was nobody's request; make a new engine."""
