@@ -1,0 +1,255 @@
+"""A batch's sampling parameters as tensors, made once and used as long as the same slots are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedlc_engine.request import SamplingParams
+from pagedlc_engine.sampling.filters import TopKTopP
+from pagedlc_engine.sampling.history import TokenHistory
+from pagedlc_engine.sampling.masks import BadWords, Bias, MinTokens
+from pagedlc_engine.sampling.penalties import Penalties
+
+__all__ = ["BatchPlan", "RandomRows", "SlotParams", "TrackedRows", "make_plan"]
+
+# Below this temperature logits would be divided by next to nothing; the likeliest token is taken instead.
+_LEAST_TEMPERATURE = 1e-5
+
+# Beyond this range penalised logits would overflow.
+_REPETITION_RANGE = (1e-6, 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotParams:
+    """What a slot's request asks of the sampler; ids outside the vocabulary are already left out.
+
+    Args:
+        params: The request's parameters.
+        seed: As an int64 value.
+        stop_token_ids: Forbidden before ``params.min_tokens``.
+        bad_words: Token sequences, none empty.
+    """
+
+    params: SamplingParams
+    seed: int
+    stop_token_ids: Collection[int]
+    bad_words: Sequence[Sequence[int]]
+
+    @property
+    def random(self) -> bool:
+        """Tokens are drawn; otherwise the likeliest is taken."""
+        return self.params.temperature >= _LEAST_TEMPERATURE and self.params.top_k != 1
+
+    @property
+    def truncates(self) -> bool:
+        """top_k or top_p leaves tokens out."""
+        return self.params.top_k > 0 or self.params.top_p < 1.0
+
+    @property
+    def penalises(self) -> bool:
+        """Repeated tokens become less (or more) likely."""
+        params = self.params
+        return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+
+    @property
+    def tracked(self) -> bool:
+        """The tokens seen so far matter."""
+        return self.penalises or bool(self.bad_words)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRows:
+    """The rows whose token is drawn.
+
+    Args:
+        rows: Rows in the batch, int64 [R]; ``None`` means all.
+        slots: int64 [R].
+        seeds: int64 [R].
+        temperatures: float32 [R, 1].
+        min_p: float32 [R, 1], or ``None`` when no row has one.
+        truncation: Rows with top_k or top_p, if any.
+    """
+
+    rows: Tensor | None
+    slots: Tensor
+    seeds: Tensor
+    temperatures: Tensor
+    min_p: Tensor | None
+    truncation: TopKTopP | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRows:
+    """The rows whose tokens are kept in the history.
+
+    Args:
+        slots: Their slots.
+        rows: Rows in the batch, int64 [R].
+        history_rows: Rows in the history, int64 [R].
+    """
+
+    slots: list[int]
+    rows: Tensor
+    history_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Stages that at least one row needs; ``None`` stages are skipped.
+
+    Args:
+        slots: int64 [S].
+        bias, min_tokens, bad_words, penalties, random: The stages.
+        tracked: Rows whose tokens are kept.
+        logprobs: Row in the batch to the number of likeliest tokens it lists.
+    """
+
+    slots: Tensor
+    bias: Bias | None
+    min_tokens: MinTokens | None
+    bad_words: BadWords | None
+    penalties: Penalties | None
+    random: RandomRows | None
+    tracked: TrackedRows | None
+    logprobs: dict[int, int]
+
+    @property
+    def edits_logits(self) -> bool:
+        """Some stage changes logits in place."""
+        stages = (self.bias, self.min_tokens, self.bad_words, self.penalties)
+        return any(stage is not None for stage in stages)
+
+
+def make_plan(
+    slots: Sequence[int], requests: Sequence[SlotParams], history: TokenHistory, vocab_size: int, device: torch.device
+) -> BatchPlan:
+    """The plan for a batch: ``requests[i]`` sits in ``slots[i]`` and is row ``i``."""
+    return _Planner(slots, requests, history, vocab_size, device).plan()
+
+
+class _Planner:
+    def __init__(
+        self,
+        slots: Sequence[int],
+        requests: Sequence[SlotParams],
+        history: TokenHistory,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._slots = slots
+        self._requests = requests
+        self._history = history
+        self._vocab_size = vocab_size
+        self._device = device
+
+    def plan(self) -> BatchPlan:
+        return BatchPlan(
+            slots=self._ints(self._slots),
+            bias=self._bias(),
+            min_tokens=self._min_tokens(),
+            bad_words=self._bad_words(),
+            penalties=self._penalties(),
+            random=self._random(),
+            tracked=self._tracked(),
+            logprobs={
+                row: request.params.logprobs
+                for row, request in enumerate(self._requests)
+                if request.params.logprobs is not None
+            },
+        )
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _floats(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+    def _history_rows(self, rows: Sequence[int]) -> Tensor:
+        return self._ints([self._history.row(self._slots[row]) for row in rows])
+
+    def _bias(self) -> Bias | None:
+        entries = [
+            (row, token, value)
+            for row, request in enumerate(self._requests)
+            for token, value in (request.params.logit_bias or {}).items()
+        ]
+        if not entries:
+            return None
+        rows, ids, values = zip(*entries, strict=True)
+        return Bias(self._ints(rows), self._ints(ids), self._floats(values))
+
+    def _min_tokens(self) -> MinTokens | None:
+        entries = [
+            (row, token, request.params.min_tokens)
+            for row, request in enumerate(self._requests)
+            if request.params.min_tokens
+            for token in request.stop_token_ids
+        ]
+        if not entries:
+            return None
+        rows, ids, minimum = zip(*entries, strict=True)
+        return MinTokens(self._ints(rows), self._ints(ids), self._ints(minimum))
+
+    def _bad_words(self) -> BadWords | None:
+        entries = [(row, list(word)) for row, request in enumerate(self._requests) for word in request.bad_words]
+        if not entries:
+            return None
+        width = max(len(word) for _, word in entries) - 1
+        prefixes = [token for _, word in entries for token in [-1] * (width - len(word) + 1) + word[:-1]]
+        rows = [row for row, _ in entries]
+        return BadWords(
+            rows=self._ints(rows),
+            history_rows=self._history_rows(rows),
+            prefixes=self._ints(prefixes).view(len(entries), width),
+            ids=self._ints([word[-1] for _, word in entries]),
+        )
+
+    def _penalties(self) -> Penalties | None:
+        rows = [row for row, request in enumerate(self._requests) if request.penalises]
+        if not rows:
+            return None
+        params = [self._requests[row].params for row in rows]
+        return Penalties(
+            rows=self._ints(rows),
+            history_rows=self._history_rows(rows),
+            repetition=self._floats([p.repetition_penalty for p in params]).clamp_(*_REPETITION_RANGE)[:, None],
+            frequency=self._floats([p.frequency_penalty for p in params])[:, None],
+            presence=self._floats([p.presence_penalty for p in params])[:, None],
+        )
+
+    def _tracked(self) -> TrackedRows | None:
+        rows = [row for row, request in enumerate(self._requests) if request.tracked]
+        if not rows:
+            return None
+        return TrackedRows([self._slots[row] for row in rows], self._ints(rows), self._history_rows(rows))
+
+    def _random(self) -> RandomRows | None:
+        rows = [row for row, request in enumerate(self._requests) if request.random]
+        if not rows:
+            return None
+        requests = [self._requests[row] for row in rows]
+        min_p = [request.params.min_p for request in requests]
+        return RandomRows(
+            rows=self._ints(rows) if len(rows) < len(self._slots) else None,
+            slots=self._ints([self._slots[row] for row in rows]),
+            seeds=self._ints([request.seed for request in requests]),
+            temperatures=self._floats([request.params.temperature for request in requests])[:, None],
+            min_p=self._floats(min_p)[:, None] if any(min_p) else None,
+            truncation=self._truncation(requests),
+        )
+
+    def _truncation(self, requests: Sequence[SlotParams]) -> TopKTopP | None:
+        rows = [row for row, request in enumerate(requests) if request.truncates]
+        if not rows:
+            return None
+        return TopKTopP.create(
+            rows=self._ints(rows) if len(rows) < len(requests) else None,
+            top_k=[max(requests[row].params.top_k, 0) for row in rows],
+            top_p=[requests[row].params.top_p for row in rows],
+            vocab_size=self._vocab_size,
+            device=self._device,
+        )

@@ -1,0 +1,248 @@
+"""The sampler: state per slot, and the stages in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedlc_engine.errors import InvalidRequestError, PagedLCError
+from pagedlc_engine.request import SamplingParams, TokenLogprobs
+from pagedlc_engine.sampling.draw import draw
+from pagedlc_engine.sampling.filters import top_k_top_p_cut
+from pagedlc_engine.sampling.history import TokenHistory
+from pagedlc_engine.sampling.logprobs import token_logprobs
+from pagedlc_engine.sampling.masks import add_bias, ban_bad_words, ban_early_stop
+from pagedlc_engine.sampling.penalties import apply_penalties
+from pagedlc_engine.sampling.plan import BatchPlan, RandomRows, SlotParams, make_plan
+from pagedlc_engine.sampling.rng import signed64, uniform
+from pagedlc_engine.sampling.rows import row_argmax, select
+
+__all__ = ["SampledTokens", "Sampler"]
+
+# Far beyond any logit, and far from overflow in float32.
+_GREATEST_BIAS = 1e30
+
+BAD_LOGITS = "The model's logits for this request are not finite numbers; its weights or its dtype may be at fault."
+NOTHING_ALLOWED = (
+    "No token is left to sample: logit_bias, bad_words and min_tokens together forbid the whole vocabulary. "
+    "Allow at least one token."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token per row.
+
+    Args:
+        token_ids: int64 [S]; an arbitrary valid id where the row failed.
+        logprobs: Per row what was asked for; ``None`` where nothing was, or the row failed.
+        bad_logits: Rows whose raw logits hold NaN or +inf, or are all -inf; bool [S].
+        nothing_allowed: Rows whose every token is forbidden; bool [S].
+    """
+
+    token_ids: Tensor
+    logprobs: list[TokenLogprobs | None]
+    bad_logits: Tensor
+    nothing_allowed: Tensor
+
+    def failures(self) -> dict[int, str]:
+        """Rows without a usable token, and why. Waits for the device."""
+        if not bool((self.bad_logits | self.nothing_allowed).any()):
+            return {}
+        failures = dict.fromkeys(self.nothing_allowed.nonzero()[:, 0].tolist(), NOTHING_ALLOWED)
+        failures.update(dict.fromkeys(self.bad_logits.nonzero()[:, 0].tolist(), BAD_LOGITS))
+        return failures
+
+
+class Sampler:
+    """Chooses the next token of every request in a batch.
+
+    Requests sit in slots, small integers that are reused. The stages, in order: log-probabilities of the raw
+    logits; logit bias; bans (``min_tokens``, ``bad_words``); penalties; temperature; min_p; top_k; top_p; draw.
+    A stage runs only when some row of the batch needs it: a greedy batch is an argmax.
+
+    A row's token depends on its own logits, parameters, seed and number of tokens so far, and on nothing else.
+
+    Args:
+        vocab_size: V, the width of the logits.
+        device: Where the logits will be.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._requests: dict[int, SlotParams] = {}
+        self._history = TokenHistory(vocab_size, device)
+        self._output_lengths = torch.zeros(0, dtype=torch.int64, device=device)
+        self._planned_slots: list[int] | None = None
+        self._plan: BatchPlan | None = None
+
+    def add(
+        self,
+        slot: int,
+        params: SamplingParams,
+        seed: int,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        stop_token_ids: Collection[int],
+        bad_words: Sequence[Sequence[int]],
+    ) -> None:
+        """Put a request into a slot, replacing what was there.
+
+        Args:
+            slot: From 0; state grows to the largest slot used.
+            params: How to sample.
+            seed: Any integer; its low 64 bits count.
+            prompt_token_ids: At least one.
+            output_token_ids: Tokens generated so far: empty for a new request, not for one that was preempted.
+            stop_token_ids: Forbidden until ``params.min_tokens`` tokens are there.
+            bad_words: ``params.bad_words`` as token sequences.
+
+        Raises:
+            InvalidRequestError: The prompt is empty or holds a token outside the vocabulary, or ``logit_bias`` names
+                such a token or holds NaN or a number too large.
+        """
+        self.remove(slot)
+        self._check_prompt(prompt_token_ids)
+        self._check_bias(params.logit_bias or {})
+        request = SlotParams(
+            params=params,
+            seed=signed64(seed),
+            stop_token_ids=sorted({token for token in stop_token_ids if self._in_vocabulary(token)}),
+            bad_words=[word for word in bad_words if word and self._in_vocabulary(word[-1])],
+        )
+        if request.tracked:
+            self._history.add(slot, prompt_token_ids, output_token_ids)
+        self._requests[slot] = request
+        self._grow(slot + 1)
+        self._output_lengths[slot] = len(output_token_ids)
+
+    def remove(self, slot: int) -> None:
+        """Empty a slot; nothing happens when it is empty."""
+        self._history.remove(slot)
+        self._requests.pop(slot, None)
+        self._planned_slots = None
+
+    def sample(self, logits: Tensor, slots: Sequence[int]) -> SampledTokens:
+        """Choose one token per row and count it as output of the row's slot.
+
+        Args:
+            logits: The model's raw logits, float32 [S, V]; left unchanged.
+            slots: The slot of each row, all different.
+
+        Raises:
+            PagedLCError: A slot is empty, or the logits have another shape than S rows of the vocabulary.
+        """
+        if logits.shape != (len(slots), self._vocab_size):
+            raise PagedLCError(
+                f"Logits of shape {tuple(logits.shape)} do not fit {len(slots)} slots "
+                f"and a vocabulary of {self._vocab_size}."
+            )
+        plan = self._plan_for(slots)
+        edited = self._edit(logits, plan) if plan.edits_logits else logits
+        maxima, token_ids = row_argmax(edited)
+        raw_maxima = logits.amax(-1) if plan.edits_logits else maxima
+        if plan.random is not None:
+            drawn = self._draw(edited, maxima, plan.random)
+            token_ids = drawn if plan.random.rows is None else token_ids.index_copy(0, plan.random.rows, drawn)
+        self._record(plan, token_ids)
+        bad_logits = ~raw_maxima.isfinite()
+        return SampledTokens(
+            token_ids=token_ids,
+            logprobs=_logprobs(logits, token_ids, bad_logits, plan.logprobs),
+            bad_logits=bad_logits,
+            nothing_allowed=~bad_logits & ~maxima.isfinite(),
+        )
+
+    def _edit(self, logits: Tensor, plan: BatchPlan) -> Tensor:
+        """A copy of the logits with biases, bans and penalties applied."""
+        logits = logits.clone()
+        if plan.bias is not None:
+            add_bias(logits, plan.bias)
+        if plan.min_tokens is not None:
+            ban_early_stop(logits, plan.min_tokens, self._output_lengths[plan.slots])
+        if plan.bad_words is not None:
+            words = plan.bad_words
+            ban_bad_words(logits, words, self._history.tails(words.history_rows, words.prefixes.shape[1]))
+        if plan.penalties is not None:
+            seen = self._history.seen(plan.penalties.history_rows)
+            apply_penalties(logits, plan.penalties, seen, self._history.counts)
+        return logits
+
+    def _draw(self, logits: Tensor, maxima: Tensor, random: RandomRows) -> Tensor:
+        """Tokens of the random rows, int64 [R]."""
+        weights = select(logits, random.rows) - select(maxima, random.rows)[:, None]
+        weights.div_(random.temperatures).exp_()
+        cut = random.min_p
+        if random.truncation is not None:
+            cut = torch.zeros_like(random.temperatures) if cut is None else cut.clone()
+            rows = random.truncation.rows
+            truncated = top_k_top_p_cut(select(weights, rows), select(cut, rows), random.truncation)
+            cut = truncated if rows is None else cut.index_copy_(0, rows, truncated)
+        if cut is not None:
+            weights.masked_fill_(weights < cut, 0.0)
+        return draw(weights, uniform(random.seeds, self._output_lengths[random.slots]))
+
+    def _record(self, plan: BatchPlan, token_ids: Tensor) -> None:
+        self._output_lengths[plan.slots] += 1
+        if plan.tracked is not None:
+            self._history.append(plan.tracked.slots, plan.tracked.history_rows, token_ids[plan.tracked.rows])
+
+    def _plan_for(self, slots: Sequence[int]) -> BatchPlan:
+        """The batch's plan; the last one serves again while the slots and their requests stay the same."""
+        wanted = list(slots)
+        if self._plan is None or wanted != self._planned_slots:
+            empty = [slot for slot in wanted if slot not in self._requests]
+            if empty:
+                raise PagedLCError(f"Slots {empty} hold no request: add() one before sampling.")
+            requests = [self._requests[slot] for slot in wanted]
+            self._plan = make_plan(wanted, requests, self._history, self._vocab_size, self._device)
+            self._planned_slots = wanted
+        return self._plan
+
+    def _grow(self, slots: int) -> None:
+        missing = slots - len(self._output_lengths)
+        if missing > 0:
+            more = self._output_lengths.new_zeros(max(missing, len(self._output_lengths)))
+            self._output_lengths = torch.cat([self._output_lengths, more])
+
+    def _in_vocabulary(self, token: int) -> bool:
+        return 0 <= token < self._vocab_size
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise InvalidRequestError("The prompt is empty: give at least one token.")
+        for token in (min(prompt), max(prompt)):
+            if not self._in_vocabulary(token):
+                raise InvalidRequestError(
+                    f"The prompt holds token {token}, but the model's tokens are 0 to {self._vocab_size - 1}."
+                )
+
+    def _check_bias(self, bias: dict[int, float]) -> None:
+        for token, value in bias.items():
+            if not self._in_vocabulary(token):
+                raise InvalidRequestError(
+                    f"logit_bias names token {token}, but the model's tokens are 0 to {self._vocab_size - 1}."
+                )
+            if not value <= _GREATEST_BIAS:
+                raise InvalidRequestError(
+                    f"logit_bias for token {token} is {value}: use at most {_GREATEST_BIAS:g}, or -inf to ban it."
+                )
+
+
+def _logprobs(
+    logits: Tensor, token_ids: Tensor, bad_logits: Tensor, wanted: dict[int, int]
+) -> list[TokenLogprobs | None]:
+    """Log-probabilities for the rows in ``wanted`` (row to number of likeliest tokens), ``None`` elsewhere."""
+    result: list[TokenLogprobs | None] = [None] * len(token_ids)
+    if wanted:
+        bad = bad_logits.tolist()
+        rows = [row for row in wanted if not bad[row]]
+        index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+        listings = token_logprobs(logits[index], token_ids[index], [wanted[row] for row in rows])
+        for row, listing in zip(rows, listings, strict=True):
+            result[row] = listing
+    return result
