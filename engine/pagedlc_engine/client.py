@@ -1,0 +1,306 @@
+"""How the rest of the process talks to an engine: submit, abort, stats, close.
+
+The engine's thread never waits for a consumer. It puts deltas into mailboxes and goes on; a consumer that
+lags finds its tokens merged into one larger delta. All text work happens on the consumer's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+
+from pagedlc_engine.engine import Engine
+from pagedlc_engine.errors import EngineClosedError, EngineDeadError, InvalidRequestError, PagedLCError
+from pagedlc_engine.kv.hashing import hash_blocks, root_key
+from pagedlc_engine.loop import Abort, Configure, EngineThread, Output, ResetPrefixCache, Submit
+from pagedlc_engine.request import Request, TokenDelta
+from pagedlc_engine.stats import EngineStats
+
+__all__ = ["EngineClient", "Mailbox", "RequestHandle"]
+
+_Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class Mailbox:
+    """Deltas of one or more requests on their way to whoever takes them.
+
+    Any number of threads and asyncio tasks may take from it; each delta goes to one of them.
+
+    Args:
+        expected: Answers whose last delta must come before the mailbox is done.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._queue: SimpleQueue[TokenDelta | None] = SimpleQueue()
+        self._waiters: deque[_Waiter] = deque()
+
+    def put(self, delta: TokenDelta) -> list[_Waiter]:
+        """Add a delta (engine's side only); returns the asyncio waiters to wake."""
+        self._queue.put(delta)
+        if delta.finish_reason is not None:
+            self._expected -= 1
+            if self._expected == 0:
+                self._queue.put(None)
+        woken = []
+        while self._waiters:
+            woken.append(self._waiters.popleft())
+        return woken
+
+    def take(self) -> list[TokenDelta]:
+        """Wait for deltas; returns all that are there, merged per answer. Empty when all answers are done."""
+        first = self._queue.get()
+        if first is None:
+            self._queue.put(None)
+            return []
+        return _merge([first, *self._take_waiting()])
+
+    async def take_async(self) -> list[TokenDelta]:
+        """:meth:`take` for asyncio."""
+        while True:
+            loop = asyncio.get_running_loop()
+            waiter = (loop, loop.create_future())
+            self._waiters.append(waiter)
+            # Looked at after the waiter is there: whatever comes later wakes it.
+            try:
+                first = self._queue.get_nowait()
+            except Empty:
+                await waiter[1]
+                continue
+            if first is None:
+                self._queue.put(None)
+                return []
+            return _merge([first, *self._take_waiting()])
+
+    def _take_waiting(self) -> Iterator[TokenDelta]:
+        while True:
+            try:
+                delta = self._queue.get_nowait()
+            except Empty:
+                return
+            if delta is None:
+                self._queue.put(None)
+                return
+            yield delta
+
+
+def _merge(deltas: list[TokenDelta]) -> list[TokenDelta]:
+    if len(deltas) < 2:
+        return deltas
+    merged: dict[tuple[str, int], TokenDelta] = {}
+    for delta in deltas:
+        key = (delta.request_id, delta.index)
+        merged[key] = _join(merged[key], delta) if key in merged else delta
+    return list(merged.values())
+
+
+def _join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    logprobs = [*(first.logprobs or []), *(second.logprobs or [])]
+    return replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=logprobs or None,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+    )
+
+
+class RequestHandle:
+    """A submitted request; iterate it (``for`` or ``async for``) to get its deltas.
+
+    Iteration raises the request's error, if it has one. Closing the handle, or dropping it, gives the request
+    up and frees its KV blocks within one step.
+    """
+
+    def __init__(self, client: EngineClient, request_id: str, mailbox: Mailbox) -> None:
+        self.request_id = request_id
+        self._client = client
+        self._mailbox = mailbox
+
+    def __iter__(self) -> Iterator[TokenDelta]:
+        while deltas := self._mailbox.take():
+            yield from _checked(deltas)
+
+    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        while deltas := await self._mailbox.take_async():
+            for delta in _checked(deltas):
+                yield delta
+
+    def abort(self, index: int | None = None) -> None:
+        """Give up the request or one of its answers; its last delta comes with ``finish_reason="abort"``."""
+        self._client.abort(self.request_id, index)
+
+    def close(self) -> None:
+        """Give up the request, if it is not finished; no further delta comes."""
+        self._client.drop(self.request_id)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _checked(deltas: list[TokenDelta]) -> list[TokenDelta]:
+    for delta in deltas:
+        if delta.error is not None:
+            raise delta.error
+    return deltas
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request on its way, and which of its answers are unfinished."""
+
+    mailbox: Mailbox
+    open: set[int]
+
+    def put(self, delta: TokenDelta) -> list[_Waiter]:
+        if delta.finish_reason is not None:
+            self.open.discard(delta.index)
+        return self.mailbox.put(delta)
+
+
+class EngineClient:
+    """An engine in a thread of this process, and the requests on their way through it.
+
+    Args:
+        engine: Goes over to the client's thread; the caller must keep no reference to it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        cache = engine.scheduler.cache
+        self.max_model_len = engine.scheduler.max_model_len
+        self._block_size = cache.block_size
+        self._hash_prompts = cache.enable_prefix_caching
+        self._lock = threading.Lock()
+        self._pending: dict[str, _Pending] = {}
+        self._stats = engine.stats()
+        self._ended: PagedLCError | None = None
+        self._process = os.getpid()
+        self._thread = EngineThread(engine, _deliver_to(weakref.ref(self)))
+        # Also runs when the client is garbage, and before the interpreter exits.
+        self._stop = weakref.finalize(self, self._thread.close, 60.0)
+
+    def submit(self, request: Request, mailbox: Mailbox | None = None) -> RequestHandle:
+        """Hand a request to the engine; returns at once.
+
+        Args:
+            request: Its ``block_hashes`` and ``arrival_time`` are filled in here, on the caller's thread.
+            mailbox: Where its deltas go, if several requests are to be read together.
+
+        Raises:
+            EngineClosedError: The engine was closed.
+            EngineDeadError: The engine failed earlier, or belongs to the process this one was forked from.
+            InvalidRequestError: The request id is in use.
+        """
+        hashes: tuple[bytes, ...] = ()
+        if self._hash_prompts:
+            root = root_key(request.cache_salt, request.extra_keys)
+            hashes = hash_blocks(root, request.prompt_token_ids, self._block_size)
+        request = replace(request, block_hashes=hashes, arrival_time=time.monotonic())
+        box = mailbox or Mailbox(request.params.n)
+        with self._lock:
+            self._check_alive()
+            if request.request_id in self._pending:
+                raise InvalidRequestError(f"A request with id {request.request_id!r} is running already.")
+            self._pending[request.request_id] = _Pending(box, set(range(request.params.n)))
+            self._thread.send(Submit(request))
+        return RequestHandle(self, request.request_id, box)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Give up a request, or one of its answers. Unknown and finished ids are ignored."""
+        if self._ended is None:
+            self._thread.send(Abort(request_id, index))
+
+    def drop(self, request_id: str) -> None:
+        """Give up a request whose deltas nobody will read."""
+        if self._pending.pop(request_id, None) is not None:
+            self.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        """The snapshot of the last step."""
+        return self._stats
+
+    def configure(self, max_num_seqs: int) -> None:
+        """Change how many answers may run at once, from the next step on."""
+        if max_num_seqs < 1:
+            raise InvalidRequestError(f"max_num_seqs must be at least 1, not {max_num_seqs}.")
+        self._check_alive()
+        self._thread.send(Configure(max_num_seqs))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, from the next step on; running requests go on."""
+        self._check_alive()
+        self._thread.send(ResetPrefixCache())
+
+    def close(self) -> None:
+        """End the engine and free its memory; unfinished requests get an :class:`EngineClosedError`."""
+        self._stop()
+        self._end(EngineClosedError("The engine was closed before the request was finished."))
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineDeadError(
+                "This engine belongs to the process that this one was forked from. Make a new one here "
+                "(or start worker processes with 'spawn')."
+            )
+        if isinstance(self._ended, EngineClosedError):
+            raise EngineClosedError("The engine is closed; make a new one.")
+        if self._ended is not None:
+            raise self._ended
+
+    def _deliver(self, output: Output) -> None:
+        self._stats = output.stats
+        waiters: list[_Waiter] = []
+        for delta in output.deltas:
+            pending = self._pending.get(delta.request_id)
+            if pending is None:
+                continue
+            waiters += pending.put(delta)
+            if not pending.open:
+                self._pending.pop(delta.request_id, None)
+        _wake(waiters)
+        if output.died is not None:
+            self._end(output.died)
+
+    def _end(self, error: PagedLCError) -> None:
+        with self._lock:
+            if self._ended is None:
+                self._ended = error
+            unfinished, self._pending = self._pending, {}
+        waiters: list[_Waiter] = []
+        for request_id, pending in unfinished.items():
+            for index in sorted(pending.open):
+                waiters += pending.put(TokenDelta(request_id, index, [], finish_reason="error", error=error))
+        _wake(waiters)
+
+
+def _deliver_to(client: weakref.ref[EngineClient]) -> Callable[[Output], bool]:
+    def deliver(output: Output) -> bool:
+        there = client()
+        if there is None:
+            return False
+        there._deliver(output)
+        return True
+
+    return deliver
+
+
+def _wake(waiters: list[_Waiter]) -> None:
+    """Wake asyncio waiters, with one call per event loop: each such call is a system call."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for loop, future in waiters:
+        by_loop.setdefault(loop, []).append(future)
+    for loop, futures in by_loop.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_resolve, futures)
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

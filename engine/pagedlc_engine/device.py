@@ -1,0 +1,136 @@
+"""The one place that decides where and in what precision an engine computes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pagedlc_engine.attention.base import AttentionBackend
+from pagedlc_engine.attention.torch_backend import TorchAttentionBackend
+from pagedlc_engine.config import EngineConfig
+from pagedlc_engine.errors import ConfigError, OutOfMemoryError
+from pagedlc_engine.model import ModelSpec, int8_available
+
+__all__ = ["Placement", "num_kv_blocks", "place"]
+
+GIB = 1 << 30
+#: Without a setting, a CPU engine takes this share of the free memory for its KV cache, and no more than this.
+CPU_CACHE_SHARE = 0.25
+CPU_CACHE_LIMIT = 2 * GIB
+#: Left free on a GPU for activations and the libraries' workspaces.
+GPU_RESERVE = 2 * GIB
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where an engine computes: all options that were ``"auto"``, decided."""
+
+    device: torch.device
+    dtype: torch.dtype
+    quantization: str | None
+    attention: type[AttentionBackend]
+    max_num_batched_tokens: int
+
+
+def place(config: EngineConfig) -> Placement:
+    """Decide device, types and attention backend.
+
+    Raises:
+        ConfigError: The options ask for hardware that is not there, or for things that do not go together.
+    """
+    device = _device(config)
+    dtype = _dtype(config, device)
+    quantization = _quantization(config, device, dtype)
+    return Placement(
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        attention=_attention(config, device),
+        max_num_batched_tokens=config.max_num_batched_tokens or (8192 if device.type == "cuda" else 512),
+    )
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda' was asked for, but torch sees no CUDA device; use device='cpu' or 'auto'.")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
+def _quantization(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    possible = device.type == "cpu" and dtype == torch.float32 and int8_available()
+    if config.quantization == "int8" and not possible:
+        raise ConfigError(
+            "quantization='int8' needs a CPU with torch's FBGEMM kernels and dtype float32; "
+            "use quantization=None here."
+        )
+    if config.quantization == "auto":
+        return "int8" if possible else None
+    return config.quantization
+
+
+def _attention(config: EngineConfig, device: torch.device) -> type[AttentionBackend]:
+    if config.attention_backend == "triton" and device.type != "cuda":
+        raise ConfigError("attention_backend='triton' needs a CUDA device; use 'torch' or 'auto'.")
+    if config.attention_backend == "torch" or device.type != "cuda":
+        return TorchAttentionBackend
+    from pagedlc_engine.attention.triton_backend import TritonAttentionBackend
+
+    return TritonAttentionBackend
+
+
+def num_kv_blocks(config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int) -> int:
+    """KV blocks to allocate, the reserved one included; call it when the weights are loaded.
+
+    Raises:
+        OutOfMemoryError: There is no memory for even two blocks.
+        ConfigError: The cache would be too small for one request of ``max_model_len`` that was asked for.
+    """
+    per_block = placement.attention.bytes_per_block(spec, config.block_size, placement.dtype)
+    enough = config.max_num_seqs * -(-max_model_len // config.block_size) + 1
+    if config.num_blocks is not None:
+        blocks = config.num_blocks
+    elif config.kv_cache_memory_bytes is not None:
+        blocks = config.kv_cache_memory_bytes // per_block
+    else:
+        blocks = min(_free_bytes(config, placement.device) // per_block, enough)
+    if blocks < 2:
+        raise OutOfMemoryError(
+            f"No room for a KV cache: one block takes {per_block / 2**20:.1f} MiB. Raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization, or use a smaller model."
+        )
+    capacity = (blocks - 1) * config.block_size
+    if config.max_model_len is not None and capacity < max_model_len:
+        raise ConfigError(
+            f"max_model_len is {max_model_len} tokens, but the KV cache holds only {capacity}. Lower max_model_len, "
+            "or raise kv_cache_memory_bytes (or num_blocks, or gpu_memory_utilization)."
+        )
+    return blocks
+
+
+def _free_bytes(config: EngineConfig, device: torch.device) -> int:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(config.gpu_memory_utilization * total) - (total - free) - GPU_RESERVE
+    return min(int(_available_memory() * CPU_CACHE_SHARE), CPU_CACHE_LIMIT)
+
+
+def _available_memory() -> int:
+    """Bytes the system can still give out (Linux: ``MemAvailable``; elsewhere half of all memory)."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,0 +1,158 @@
+"""The engine itself: requests in, steps, tokens out. One thread owns it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from pagedlc_engine.config import EngineConfig
+from pagedlc_engine.device import num_kv_blocks, place
+from pagedlc_engine.errors import ConfigError, OutOfMemoryError, PagedLCError
+from pagedlc_engine.kv.block_pool import BlockPool
+from pagedlc_engine.kv.manager import KVCacheManager
+from pagedlc_engine.model import ModelSpec, load_model
+from pagedlc_engine.plan import StepPlan
+from pagedlc_engine.request import Request, TokenDelta
+from pagedlc_engine.runner import ModelRunner, PendingResult
+from pagedlc_engine.sampling import Sampler
+from pagedlc_engine.scheduler import Scheduler
+from pagedlc_engine.stats import EngineStats
+
+__all__ = ["Engine", "Progress", "build_engine"]
+
+#: Called with (done, total) while weights load.
+Progress = Callable[[int, int], None]
+
+RATE_WINDOW_SECONDS = 5.0
+
+
+class Engine:
+    """Steps a scheduler and a runner.
+
+    Args:
+        scheduler: Plans steps.
+        runner: Computes them.
+        seed: Seeds requests that bring none, in order of arrival; ``None`` draws from the operating system.
+        run_ahead: How many steps may be launched before the oldest one's tokens are looked at.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, seed: int | None = None, run_ahead: int = 0) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self._run_ahead = run_ahead
+        self._random = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._launched: deque[tuple[StepPlan, PendingResult]] = deque()
+        self._num_steps = 0
+        self._rates: deque[tuple[float, float, int]] = deque()
+
+    def add(self, request: Request) -> None:
+        """Queue a request; raises what :meth:`Scheduler.add` raises."""
+        self.scheduler.add(request, self._random.getrandbits(63))
+
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
+        """Give up a request or one of its answers."""
+        return self.scheduler.abort(request_id, index)
+
+    def has_work(self) -> bool:
+        """True while a step would do something."""
+        return self.scheduler.has_work() or bool(self._launched)
+
+    def step(self) -> list[TokenDelta]:
+        """Plan and launch one step, and take in the oldest launched one when it is its turn."""
+        start = time.monotonic()
+        deltas: list[TokenDelta] = []
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            try:
+                self._launched.append((plan, self.runner.execute(plan)))
+            except Exception as error:
+                deltas += self.scheduler.fail_step(plan, _step_error(error))
+        if self._launched and (plan is None or len(self._launched) > self._run_ahead):
+            deltas += self._take_in(*self._launched.popleft())
+        self._count(start, deltas)
+        return deltas
+
+    def _take_in(self, plan: StepPlan, pending: PendingResult) -> list[TokenDelta]:
+        try:
+            return self.scheduler.update(plan, pending.get())
+        except Exception as error:
+            return self.scheduler.fail_step(plan, _step_error(error))
+
+    def _count(self, start: float, deltas: list[TokenDelta]) -> None:
+        self._num_steps += 1
+        now = time.monotonic()
+        self._rates.append((now, now - start, sum(len(delta.token_ids) for delta in deltas)))
+        while self._rates[0][0] < now - RATE_WINDOW_SECONDS:
+            self._rates.popleft()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests go on."""
+        self.scheduler.cache.pool.forget_all()
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        busy = sum(seconds for _, seconds, _ in self._rates)
+        rate = sum(tokens for _, _, tokens in self._rates) / busy if busy > 0 else 0.0
+        return replace(self.scheduler.stats(), num_steps=self._num_steps, tokens_per_second=rate)
+
+
+def _step_error(error: Exception) -> PagedLCError:
+    if isinstance(error, PagedLCError):
+        return error
+    text = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
+        made: PagedLCError = OutOfMemoryError(
+            f"A step ran out of memory ({text.splitlines()[0] if text else 'no detail'}). "
+            "Lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization."
+        )
+    else:
+        made = PagedLCError(f"A step of the engine failed: {type(error).__name__}: {text}")
+    made.__cause__ = error
+    return made
+
+
+def build_engine(config: EngineConfig, spec: ModelSpec, progress: Progress | None = None) -> Engine:
+    """Load the weights, allocate the KV cache and put an engine together.
+
+    Raises:
+        ConfigError: Options do not fit the model or the machine.
+        ModelLoadError: The files are damaged.
+        OutOfMemoryError: Weights or cache do not fit.
+    """
+    placement = place(config)
+    max_model_len = check_max_model_len(config, spec)
+    decoder = load_model(
+        config.model,
+        spec,
+        config.load_format,
+        placement.dtype,
+        placement.device,
+        placement.quantization,
+        config.seed or 0,
+        progress,
+    )
+    num_blocks = num_kv_blocks(config, placement, spec, max_model_len)
+    backend = placement.attention(spec, config.block_size, num_blocks, placement.dtype, placement.device)
+    cache = KVCacheManager(BlockPool(num_blocks), config.block_size, config.enable_prefix_caching)
+    scheduler = Scheduler(cache, config.max_num_seqs, placement.max_num_batched_tokens, max_model_len)
+    sampler = Sampler(spec.vocab_size, placement.device)
+    return Engine(scheduler, ModelRunner(decoder, backend, sampler, cache), config.seed)
+
+
+def check_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
+    """The longest prompt plus answer in tokens; known before any weight is read.
+
+    Raises:
+        ConfigError: ``max_model_len`` exceeds what the model was made for.
+    """
+    if config.max_model_len is None:
+        return spec.max_position_embeddings
+    if config.max_model_len > spec.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the model was made for at most "
+            f"{spec.max_position_embeddings} tokens."
+        )
+    return config.max_model_len
