@@ -22,6 +22,7 @@ from pagedlc_engine.kv.hashing import hash_blocks, root_key
 from pagedlc_engine.loop import Abort, Configure, EngineThread, Output, ResetPrefixCache, Submit
 from pagedlc_engine.request import Request, TokenDelta
 from pagedlc_engine.stats import EngineStats
+from pagedlc_engine.validation import check_request
 
 __all__ = ["EngineClient", "Mailbox", "RequestHandle"]
 
@@ -174,6 +175,7 @@ class EngineClient:
     def __init__(self, engine: Engine) -> None:
         cache = engine.scheduler.cache
         self.max_model_len = engine.scheduler.max_model_len
+        self._vocab_size = engine.runner.decoder.spec.vocab_size
         self._block_size = cache.block_size
         self._hash_prompts = cache.enable_prefix_caching
         self._lock = threading.Lock()
@@ -195,8 +197,9 @@ class EngineClient:
         Raises:
             EngineClosedError: The engine was closed.
             EngineDeadError: The engine failed earlier, or belongs to the process this one was forked from.
-            InvalidRequestError: The request id is in use.
+            InvalidRequestError: The request id is in use, or :func:`check_request` objects.
         """
+        check_request(request, self._vocab_size, self.max_model_len)
         hashes: tuple[bytes, ...] = ()
         if self._hash_prompts:
             root = root_key(request.cache_salt, request.extra_keys)

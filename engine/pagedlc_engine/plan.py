@@ -53,10 +53,10 @@ class StepResult:
         logprobs: Per sampler, ``None`` where not asked for.
         prompt_logprobs: Per scheduled sequence (by position in the plan), for the prompt tokens after each
             computed position.
-        invalid: Positions in ``token_ids`` whose logits were not finite.
+        failures: Positions in ``token_ids`` that got no usable token, and why.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    invalid: frozenset[int] = frozenset()
+    failures: dict[int, str] = field(default_factory=dict)

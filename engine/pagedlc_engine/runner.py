@@ -36,7 +36,7 @@ class PendingResult:
             self.sampled.token_ids.tolist(),
             self.sampled.logprobs,
             self.prompt_logprobs,
-            frozenset(self.sampled.invalid_rows()),
+            self.sampled.failures(),
         )
 
 

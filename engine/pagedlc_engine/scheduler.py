@@ -13,7 +13,7 @@ import time
 from bisect import insort
 from collections.abc import Iterator
 
-from pagedlc_engine.errors import InvalidRequestError, PagedLCError, PromptTooLongError
+from pagedlc_engine.errors import InvalidRequestError, PagedLCError
 from pagedlc_engine.kv.manager import KVCacheManager
 from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import FinishReason, Request, TokenDelta, TokenLogprobs
@@ -58,28 +58,18 @@ class Scheduler:
         """Queue a request.
 
         Args:
-            request: Must have an id no live request has.
+            request: Must have passed :func:`pagedlc_engine.validation.check_request`.
             seed: Used when ``request.params.seed`` is ``None``; answer ``i`` of ``n`` adds ``i``.
 
         Raises:
-            PromptTooLongError: The prompt leaves no room for an answer.
-            InvalidRequestError: The prompt is empty or the id is taken.
+            InvalidRequestError: A live request has its id.
         """
-        num_prompt = len(request.prompt_token_ids)
-        if num_prompt == 0:
-            raise InvalidRequestError("The prompt is empty: it must have at least one token.")
         if request.request_id in self._requests:
             raise InvalidRequestError(f"A request with id {request.request_id!r} is running already.")
-        if num_prompt >= self.max_model_len:
-            raise PromptTooLongError(
-                f"The prompt has {num_prompt} tokens; at most {self.max_model_len - 1} leave room for an answer "
-                f"(max_model_len is {self.max_model_len}, the KV cache holds "
-                f"{self.cache.pool.num_usable * self.cache.block_size} tokens)."
-            )
         params = request.params
         limit = self.max_model_len
         if params.max_tokens is not None:
-            limit = min(limit, num_prompt + params.max_tokens)
+            limit = min(limit, len(request.prompt_token_ids) + params.max_tokens)
         first = seed if params.seed is None else params.seed
         answers = [
             Sequence(next(self._keys), request, index, self._num_arrived, limit, first + index)
@@ -302,11 +292,8 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, at: int, result: StepResult) -> TokenDelta:
         sequence.num_inflight -= 1
-        if at in result.invalid:
-            error = PagedLCError(
-                "The model gave logits that are not finite for this request: the weights or the dtype do not fit."
-            )
-            return self._finish(sequence, "error", error=error)
+        if at in result.failures:
+            return self._finish(sequence, "error", error=PagedLCError(result.failures[at]))
         token = result.token_ids[at]
         sequence.tokens.append(token)
         self._generation_tokens += 1

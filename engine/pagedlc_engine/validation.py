@@ -1,0 +1,45 @@
+"""What is checked about a request before it comes near the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pagedlc_engine.errors import InvalidRequestError, PromptTooLongError
+from pagedlc_engine.request import Request
+
+__all__ = ["check_request"]
+
+
+def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
+    """Check token ids and lengths against the model.
+
+    Args:
+        request: The request.
+        vocab_size: Token ids must be below this.
+        max_model_len: Prompt and answer together must not be longer; one token of answer must fit.
+
+    Raises:
+        InvalidRequestError: The prompt is empty, or a token id is not in the vocabulary.
+        PromptTooLongError: The prompt leaves no room for an answer.
+    """
+    count = len(request.prompt_token_ids)
+    if count == 0:
+        raise InvalidRequestError("The prompt is empty: it must have at least one token.")
+    if count >= max_model_len:
+        raise PromptTooLongError(
+            f"The prompt has {count} tokens, but at most {max_model_len - 1} leave room for an answer "
+            f"(max_model_len is {max_model_len}). Shorten it, or raise max_model_len or the KV cache's memory if the "
+            "model allows."
+        )
+    _check_ids("prompt_token_ids", request.prompt_token_ids, vocab_size)
+    _check_ids("stop_token_ids", request.params.stop_token_ids, vocab_size)
+    _check_ids("logit_bias", request.params.logit_bias or (), vocab_size)
+    for word in request.bad_words_token_ids:
+        _check_ids("bad_words", word, vocab_size)
+
+
+def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    ids = list(token_ids)
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        bad = next(token for token in ids if not 0 <= token < vocab_size)
+        raise InvalidRequestError(f"{name}: token id {bad} is not in the model's vocabulary (0 to {vocab_size - 1}).")

@@ -1,0 +1,494 @@
+"""The LLM class: a model in this process, with vLLM's way of being called."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from pagedlc.answers import RequestReader
+from pagedlc.chat import ChatTemplate
+from pagedlc.models import DEFAULT_MODEL, ModelFiles, resolve_model
+from pagedlc.outputs import CompletionChunk, RequestOutput
+from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, prepare
+from pagedlc.tokenizer import Tokenizer
+from pagedlc_engine.client import EngineClient, Mailbox
+from pagedlc_engine.config import EngineConfig
+from pagedlc_engine.engine import build_engine, check_max_model_len
+from pagedlc_engine.errors import EngineClosedError, InvalidRequestError, PagedLCError
+from pagedlc_engine.model import ModelSpec, read_spec
+from pagedlc_engine.request import Request, SamplingParams, TokenDelta
+from pagedlc_engine.stats import EngineStats
+from pagedlc_engine.validation import check_request
+
+__all__ = ["LLM", "Messages"]
+
+#: One conversation: OpenAI-style messages.
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A language model that runs inside this process, on a paged engine with continuous batching.
+
+    Making one checks everything that can be checked without weights and returns at once; the weights load at
+    the first request, or at :meth:`load`. All methods may be called from any number of threads and asyncio
+    tasks at once: their requests are batched together.
+
+    >>> from pagedlc import LLM, SamplingParams
+    >>> with LLM("smollm2") as llm:                                                  # doctest: +SKIP
+    ...     llm.generate("The sky is", SamplingParams(max_tokens=8, temperature=0))[0].outputs[0].text
+
+    Args:
+        model: ``"smollm2"`` (the embedded default), a path (a folder with ``config.json`` and safetensors, or a
+            ``.gguf`` file), or a Hugging Face id.
+        tokenizer: Another source for the tokenizer: a path or a Hugging Face id.
+        chat_template: A Jinja template, or the path of one, in place of the model's own.
+        revision: Branch, tag or commit of a Hugging Face id.
+        trust_remote_code: Allow Python code that lies beside the tokenizer to run.
+        use_tqdm: Show progress bars; ``None`` shows them on a terminal only.
+        engine_options: The fields of :class:`pagedlc.EngineConfig`.
+
+    Raises:
+        ConfigError: An option is unknown or impossible.
+        ModelNotFoundError, UnsupportedModelError, ModelLoadError: The model cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        tokenizer: str | Path | None = None,
+        chat_template: str | Path | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        use_tqdm: bool | None = None,
+        **engine_options: Any,
+    ) -> None:
+        self._needs_weights = engine_options.get("load_format") != "dummy"
+        self._model = model
+        self._revision = revision
+        # A hub model's weights are fetched when they are needed, its configuration now.
+        here = model == DEFAULT_MODEL or Path(model).expanduser().exists()
+        self._files: ModelFiles = resolve_model(model, revision, weights=self._needs_weights and here)
+        self.config = EngineConfig.create(model=self._files.path, **engine_options)
+        self.spec: ModelSpec = read_spec(self._files.path, self.config.load_format)
+        self._max_model_len = check_max_model_len(self.config, self.spec)
+        self._use_tqdm = use_tqdm
+        self._tokenizer_source = tokenizer
+        self._chat_template_source = chat_template
+        self._trust_remote_code = trust_remote_code
+        self._text: tuple[Tokenizer, ChatTemplate] | None = None
+        self._client: EngineClient | None = None
+        self._closed = False
+        self._lock = threading.RLock()
+
+    # -- the model ------------------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        """The model's name as it was given, or its file's name."""
+        return self._files.name
+
+    @property
+    def closed(self) -> bool:
+        """True after :meth:`close`."""
+        return self._closed
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for LLMs that answer alike and could share one engine."""
+        return (self.config, self._files.tokenizer, *map(str, (self._tokenizer_source, self._chat_template_source)))
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer in tokens."""
+        return self._max_model_len if self._client is None else self._client.max_model_len
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; read on first use."""
+        return self._text_parts()[0]
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template; read on first use."""
+        return self._text_parts()[1]
+
+    def _text_parts(self) -> tuple[Tokenizer, ChatTemplate]:
+        with self._lock:
+            if self._text is None:
+                tokenizer = Tokenizer.from_files(self._files, self._tokenizer_source, self._trust_remote_code)
+                self._text = tokenizer, ChatTemplate(tokenizer, self._chat_template_source)
+            return self._text
+
+    def load(self) -> Self:
+        """Load the weights and start the engine, if that has not happened yet.
+
+        Raises:
+            ModelLoadError: The files are damaged.
+            OutOfMemoryError: Weights or KV cache do not fit.
+            EngineClosedError: The LLM was closed.
+        """
+        self._ready()
+        return self
+
+    def _ready(self) -> EngineClient:
+        if self._client is not None and not self._closed:
+            return self._client
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
+            if self._client is None:
+                if self._needs_weights:
+                    resolve_model(self._model, self._revision)
+                with self._bar(1, f"Loading {self.model_name}", "tensor", self._use_tqdm) as bar:
+                    engine = build_engine(self.config, self.spec, lambda done, total: _advance(bar, done, total))
+                self._client = EngineClient(engine)
+            return self._client
+
+    def close(self) -> None:
+        """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""
+        with self._lock:
+            self._closed = True
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- complete a prompt ----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; all of them are in the engine at once.
+
+        Args:
+            prompts: One or more of: text, token ids, ``{"prompt_token_ids": [...]}``.
+            sampling_params: For all prompts, or one for each. ``None``: temperature 1 and up to 256 tokens.
+            use_tqdm: Show a progress bar; ``None`` shows one for several prompts on a terminal.
+            priority: Smaller runs first.
+            cache_salt: Share cached prefixes only with requests of the same salt.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            InvalidRequestError: A prompt or parameter is invalid; nothing has been generated then.
+        """
+        requests = self._prepare(as_prompts(prompts), sampling_params, priority, cache_salt)
+        return self._run(requests, use_tqdm)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """:meth:`generate` for asyncio; cancelling the task gives the requests up."""
+        await self._aready()
+        return await self._arun(self._prepare(as_prompts(prompts), sampling_params, priority, cache_salt))
+
+    def generate_stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Iterator[CompletionChunk]:
+        """Complete one prompt and yield the answer as it comes.
+
+        Closing the generator gives the request up. ``request_id`` names it for :meth:`abort`.
+        """
+        params = pair_params(sampling_params, 1)[0]
+        return self._stream(self._prepare_one(prompt, params, request_id, priority, cache_salt))
+
+    async def agenerate_stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[CompletionChunk]:
+        """:meth:`generate_stream` for asyncio; cancelling the task gives the request up."""
+        await self._aready()
+        params = pair_params(sampling_params, 1)[0]
+        prepared = self._prepare_one(prompt, params, request_id, priority, cache_salt)
+        async for chunk in self._astream(prepared):
+            yield chunk
+
+    # -- answer a conversation ------------------------------------------------------------------------
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations; all of them are in the engine at once.
+
+        Args:
+            messages: One conversation (OpenAI-style dicts), or a list of them.
+            sampling_params, use_tqdm, priority, cache_salt: As for :meth:`generate`.
+            template_options: ``tools``, ``add_generation_prompt``, ``continue_final_message`` and
+                ``chat_template_kwargs``, as for :meth:`render_chat`.
+
+        Raises:
+            InvalidRequestError: The model has no chat template, or messages or parameters are invalid.
+        """
+        prompts = [self.render_chat(item, **template_options) for item in _conversations(messages)]
+        return self._run(self._prepare(prompts, sampling_params, priority, cache_salt), use_tqdm)
+
+    async def achat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """:meth:`chat` for asyncio; cancelling the task gives the requests up."""
+        await self._aready()
+        prompts = [self.render_chat(item, **template_options) for item in _conversations(messages)]
+        return await self._arun(self._prepare(prompts, sampling_params, priority, cache_salt))
+
+    def chat_stream(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **template_options: Any,
+    ) -> Iterator[CompletionChunk]:
+        """Answer one conversation and yield the answer as it comes; see :meth:`generate_stream`."""
+        prompt = self.render_chat(messages, **template_options)
+        return self.generate_stream(
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+
+    async def achat_stream(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **template_options: Any,
+    ) -> AsyncIterator[CompletionChunk]:
+        """:meth:`chat_stream` for asyncio."""
+        await self._aready()
+        prompt = self.render_chat(messages, **template_options)
+        params = pair_params(sampling_params, 1)[0]
+        async for chunk in self._astream(self._prepare_one(prompt, params, request_id, priority, cache_salt)):
+            yield chunk
+
+    def render_chat(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt's token ids for a conversation.
+
+        Args:
+            messages: OpenAI-style dicts with ``role`` and ``content``.
+            tools: JSON schemas of tools, for templates that know them.
+            add_generation_prompt: End with the opening of the assistant's answer.
+            continue_final_message: Leave the last message open, to be continued.
+            chat_template_kwargs: Further variables of the template.
+
+        Raises:
+            InvalidRequestError: No chat template, or it refuses the messages.
+        """
+        return self.chat_template.render(
+            messages, tools, add_generation_prompt, continue_final_message, **(chat_template_kwargs or {})
+        )
+
+    # -- control --------------------------------------------------------------------------------------
+
+    def abort(self, request_id: str) -> None:
+        """Give up a running request: it ends with ``finish_reason="abort"`` and keeps the text it has."""
+        if self._client is not None:
+            self._client.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        """Queues, KV usage, prefix cache and speed, as of the last step."""
+        return EngineStats() if self._client is None else self._client.stats()
+
+    def configure(self, *, max_num_seqs: int) -> None:
+        """Change how many answers may run at once."""
+        self._ready().configure(max_num_seqs)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        if self._client is not None:
+            self._client.reset_prefix_cache()
+
+    # -- the way of a request -------------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int,
+        cache_salt: str | None,
+    ) -> list[PreparedRequest]:
+        params = pair_params(sampling_params, len(prompts))
+        prepared = []
+        for position, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                prepared.append(self._prepare_one(prompt, chosen, None, priority, cache_salt))
+            except InvalidRequestError as error:
+                if len(prompts) == 1:
+                    raise
+                raise type(error)(f"Prompt {position}: {error}") from error
+        return prepared
+
+    def _prepare_one(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int, cache_salt: str | None
+    ) -> PreparedRequest:
+        prepared = prepare(
+            prompt, params, self.tokenizer, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+        check_request(prepared.request, self.spec.vocab_size, self.max_model_len)
+        return prepared
+
+    async def _aready(self) -> EngineClient:
+        if self._client is not None and self._text is not None:
+            return self._ready()
+        await asyncio.to_thread(self._text_parts)
+        return await asyncio.to_thread(self._ready)
+
+    def _run(self, requests: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
+        if not requests:
+            return []
+        batch = _Batch(self._ready(), self.tokenizer, [item.request for item in requests], [i.text for i in requests])
+        show = self._use_tqdm if use_tqdm is None else use_tqdm
+        show = False if show is None and len(requests) == 1 else show
+        try:
+            with self._bar(len(requests), "Generating", "prompt", show) as bar:
+                while deltas := batch.mailbox.take():
+                    bar.update(batch.read(deltas))
+            return batch.results()
+        finally:
+            batch.close()
+
+    async def _arun(self, requests: list[PreparedRequest]) -> list[RequestOutput]:
+        if not requests:
+            return []
+        batch = _Batch(self._ready(), self.tokenizer, [item.request for item in requests], [i.text for i in requests])
+        try:
+            while deltas := await batch.mailbox.take_async():
+                batch.read(deltas)
+            return batch.results()
+        finally:
+            batch.close()
+
+    def _stream(self, prepared: PreparedRequest) -> Iterator[CompletionChunk]:
+        batch = _Batch(self._ready(), self.tokenizer, [prepared.request], [prepared.text])
+        try:
+            while deltas := batch.mailbox.take():
+                yield from batch.chunks(deltas)
+        finally:
+            batch.close()
+
+    async def _astream(self, prepared: PreparedRequest) -> AsyncIterator[CompletionChunk]:
+        batch = _Batch(self._ready(), self.tokenizer, [prepared.request], [prepared.text])
+        try:
+            while deltas := await batch.mailbox.take_async():
+                for chunk in batch.chunks(deltas):
+                    yield chunk
+        finally:
+            batch.close()
+
+    def _bar(self, total: int, title: str, unit: str, show: bool | None) -> tqdm[Any]:
+        hidden = not sys.stderr.isatty() if show is None else not show
+        return tqdm(total=total, desc=title, unit=unit, disable=hidden, leave=False)
+
+
+class _Batch:
+    """Requests that are read together, from submission to results."""
+
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, requests: list[Request], texts: list[str | None]
+    ) -> None:
+        self.mailbox = Mailbox(sum(request.params.n for request in requests))
+        self._client = client
+        self._readers = {
+            request.request_id: RequestReader(tokenizer, request, text)
+            for request, text in zip(requests, texts, strict=True)
+        }
+        self._error: PagedLCError | None = None
+        self._handles = [client.submit(request, self.mailbox) for request in requests]
+
+    def chunks(self, deltas: list[TokenDelta]) -> Iterator[CompletionChunk]:
+        """What the deltas add to the answers; answers that a stop string completes are aborted in the engine."""
+        for delta in deltas:
+            if delta.error is not None:
+                raise delta.error
+            chunk = self._readers[delta.request_id].read(delta)
+            if chunk is None:
+                continue
+            if chunk.finish_reason is not None and delta.finish_reason is None:
+                self._client.abort(delta.request_id, delta.index)
+            yield chunk
+
+    def read(self, deltas: list[TokenDelta]) -> int:
+        """Take the deltas in; returns how many requests they completed."""
+        before = sum(reader.finished for reader in self._readers.values())
+        for _ in self.chunks(deltas):
+            continue
+        return sum(reader.finished for reader in self._readers.values()) - before
+
+    def results(self) -> list[RequestOutput]:
+        return [reader.result() for reader in self._readers.values()]
+
+    def close(self) -> None:
+        """Give up whatever is not finished."""
+        for handle in self._handles:
+            handle.close()
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    if isinstance(messages, Sequence) and messages and all(isinstance(item, Sequence) for item in messages):
+        return list(messages)  # type: ignore[arg-type]
+    return [messages]  # type: ignore[list-item]
+
+
+def _advance(bar: tqdm[Any], done: int, total: int) -> None:
+    bar.total = total
+    bar.update(done - bar.n)

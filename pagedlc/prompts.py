@@ -1,0 +1,131 @@
+"""From what a user passes as prompts to the engine's requests; everything wrong with them is found here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypedDict
+
+from pagedlc.tokenizer import Tokenizer
+from pagedlc_engine.errors import InvalidRequestError
+from pagedlc_engine.request import Request, SamplingParams
+
+__all__ = ["DEFAULT_MAX_TOKENS", "Prompt", "PreparedRequest", "TokensPrompt", "as_prompts", "pair_params", "prepare"]
+
+#: Answers are this long at most when no sampling parameters are given.
+DEFAULT_MAX_TOKENS = 256
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is tokenized already."""
+
+    prompt_token_ids: list[int]
+
+
+#: Text, token ids, or ``{"prompt_token_ids": [...]}`` (also ``{"prompt": "text"}``, as vLLM takes it).
+Prompt: TypeAlias = str | Sequence[int] | TokensPrompt | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request, and its prompt's text if it was given as text."""
+
+    request: Request
+    text: str | None
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list.
+
+    Raises:
+        InvalidRequestError: It is neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise InvalidRequestError(_not_a_prompt(prompts))
+    if prompts and all(_is_int(item) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def pair_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """Sampling parameters for each of ``count`` prompts.
+
+    Raises:
+        InvalidRequestError: A list of another length, or something else.
+    """
+    if params is None:
+        return [SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):
+        raise InvalidRequestError(f"sampling_params must be SamplingParams or a list of them, not {params!r}.")
+    if len(params) != count:
+        raise InvalidRequestError(f"{count} prompts, but {len(params)} sampling parameters: give one, or one for each.")
+    return list(params)
+
+
+def prepare(
+    prompt: Prompt,
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    *,
+    request_id: str | None = None,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> PreparedRequest:
+    """Tokenize a prompt and make it a request.
+
+    Raises:
+        InvalidRequestError: The prompt is empty or no prompt at all.
+    """
+    text, token_ids = _tokenize(prompt, tokenizer)
+    request = Request(
+        request_id=request_id or uuid.uuid4().hex,
+        prompt_token_ids=token_ids,
+        params=params,
+        eos_token_ids=tokenizer.eos_token_ids,
+        bad_words_token_ids=tokenizer.encode_bad_words(params.bad_words),
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+    return PreparedRequest(request, text)
+
+
+def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int]]:
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return None, _token_ids(prompt["prompt_token_ids"])
+        if "prompt" in prompt:
+            return _tokenize(prompt["prompt"], tokenizer)
+        raise InvalidRequestError(f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(prompt)}.")
+    if isinstance(prompt, str):
+        token_ids = tokenizer.encode(prompt)
+        if not token_ids:
+            raise InvalidRequestError("The prompt is empty: it must have at least one token.")
+        return prompt, token_ids
+    return None, _token_ids(prompt)
+
+
+def _token_ids(given: object) -> list[int]:
+    if not isinstance(given, Sequence) or isinstance(given, str) or not all(_is_int(item) for item in given):
+        raise InvalidRequestError(_not_a_prompt(given))
+    if not given:
+        raise InvalidRequestError("The prompt is empty: it must have at least one token.")
+    return [int(item) for item in given]
+
+
+def _is_int(item: object) -> bool:
+    return hasattr(item, "__index__") and not isinstance(item, bool)
+
+
+def _not_a_prompt(given: object) -> str:
+    shown = repr(given)
+    return (
+        "A prompt is text, a list of token ids, or {'prompt_token_ids': [...]}; "
+        f"this is none of them: {shown[:80]}{'...' if len(shown) > 80 else ''}"
+    )

@@ -1,0 +1,45 @@
+"""One engine per model and options in a process, however many objects use it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from pagedlc.llm import LLM
+
+__all__ = ["Registry", "shared_llm"]
+
+
+class Registry:
+    """LLMs in use, by model and options. It keeps none alive: that is for whoever uses one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._llms: weakref.WeakValueDictionary[tuple[Any, ...], LLM] = weakref.WeakValueDictionary()
+
+    def get(self, model: str, **options: Any) -> LLM:
+        """The LLM with this model and options; made if nobody holds one.
+
+        Hold the result for as long as you use it. When the last holder lets go, the engine stops and its memory
+        is freed. Options are those of :class:`pagedlc.LLM`.
+
+        Raises:
+            ConfigError, ModelLoadError: As :class:`pagedlc.LLM` raises.
+        """
+        llm = LLM(model, **options)
+        key = llm.identity
+        with self._lock:
+            found = self._llms.get(key)
+            if found is not None and not found.closed:
+                return found
+            self._llms[key] = llm
+            return llm
+
+
+_registry = Registry()
+
+
+def shared_llm(model: str, **options: Any) -> LLM:
+    """:meth:`Registry.get` of this process's registry."""
+    return _registry.get(model, **options)
