@@ -80,8 +80,7 @@ class RequestReader:
         self.request = request
         self._prompt = prompt
         self._answers = [
-            _Open(AnswerReader(tokenizer, request, index), CompletionOutput(index))
-            for index in range(request.params.n)
+            _Open(AnswerReader(tokenizer, request, index), CompletionOutput(index)) for index in range(request.params.n)
         ]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._num_cached_tokens = 0

@@ -11,7 +11,7 @@ from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.request import Request, SamplingParams
 
-__all__ = ["DEFAULT_MAX_TOKENS", "Prompt", "PreparedRequest", "TokensPrompt", "as_prompts", "pair_params", "prepare"]
+__all__ = ["DEFAULT_MAX_TOKENS", "PreparedRequest", "Prompt", "TokensPrompt", "as_prompts", "pair_params", "prepare"]
 
 #: Answers are this long at most when no sampling parameters are given.
 DEFAULT_MAX_TOKENS = 256
@@ -50,9 +50,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def pair_params(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
+def pair_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     """Sampling parameters for each of ``count`` prompts.
 
     Raises:
@@ -102,7 +100,9 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[in
             return None, _token_ids(prompt["prompt_token_ids"])
         if "prompt" in prompt:
             return _tokenize(prompt["prompt"], tokenizer)
-        raise InvalidRequestError(f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(prompt)}.")
+        raise InvalidRequestError(
+            f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(prompt)}."
+        )
     if isinstance(prompt, str):
         token_ids = tokenizer.encode(prompt)
         if not token_ids:

@@ -72,8 +72,7 @@ def _quantization(config: EngineConfig, device: torch.device, dtype: torch.dtype
     possible = device.type == "cpu" and dtype == torch.float32 and int8_available()
     if config.quantization == "int8" and not possible:
         raise ConfigError(
-            "quantization='int8' needs a CPU with torch's FBGEMM kernels and dtype float32; "
-            "use quantization=None here."
+            "quantization='int8' needs a CPU with torch's FBGEMM kernels and dtype float32; use quantization=None here."
         )
     if config.quantization == "auto":
         return "int8" if possible else None

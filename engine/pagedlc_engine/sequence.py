@@ -9,6 +9,7 @@ from pagedlc_engine.request import Request, RequestTimings, TokenLogprobs
 
 __all__ = ["Sequence", "Status"]
 
+
 class Status(Enum):
     """Where a sequence stands with the scheduler."""
 
