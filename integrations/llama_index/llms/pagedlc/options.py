@@ -1,0 +1,177 @@
+"""Sorting out what people pass to the constructor and to a call.
+
+LlamaIndex's own ``Vllm`` is a thin cover over a vLLM server or engine, so its users bring vLLM options that
+have no counterpart here. Where such an option would change nothing it is taken and dropped; where it asks for
+something that will not happen, the error says what to do instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagedlc import LLM, SamplingParams
+from pagedlc_engine.config import EngineConfig, check_option_names
+from pagedlc_engine.errors import ConfigError, InvalidRequestError
+
+__all__ = [
+    "CALL_OPTIONS",
+    "SplitOptions",
+    "merge_engine_options",
+    "refuse_foreign",
+    "sampling_params",
+    "split_call",
+    "split_options",
+]
+
+#: What a call may bring besides sampling parameters; passed on to ``pagedlc.LLM`` as it is.
+CALL_OPTIONS = frozenset({"cache_salt", "priority"})
+#: The same for calls that go through the chat template.
+CHAT_CALL_OPTIONS = CALL_OPTIONS | {"chat_template_kwargs"}
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A vLLM option without a counterpart: values that change nothing (``None``: every value), and advice."""
+
+    neutral: tuple[Any, ...] | None
+    advice: str
+
+
+_ONE_DEVICE = _Foreign((None, 1), "One engine uses one device; leave it at 1.")
+
+_FOREIGN: dict[str, _Foreign] = {
+    "api_url": _Foreign(
+        (None, ""),
+        "The model runs inside this process and no server is called; leave api_url out. To talk to a server, use "
+        "llama_index.llms.openai_like.OpenAILike(api_base=...).",
+    ),
+    "cpu_offload_gb": _Foreign((None, 0), "Weights stay on one device; use a smaller model or dtype."),
+    "disable_log_stats": _Foreign(None, ""),
+    "download_dir": _Foreign(
+        (None,),
+        "Set the environment variable HF_HUB_CACHE to that folder, or pass the folder of a downloaded model as model.",
+    ),
+    "enable_chunked_prefill": _Foreign(
+        (None, True), "Prompts are always computed in chunks; see max_num_batched_tokens."
+    ),
+    "enforce_eager": _Foreign(None, ""),
+    "pipeline_parallel_size": _ONE_DEVICE,
+    "swap_space": _Foreign(None, ""),
+    "tensor_parallel_size": _ONE_DEVICE,
+    "tokenizer_mode": _Foreign((None, "auto"), "There is one tokenizer implementation; leave it at 'auto'."),
+}
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Keyword options of the constructor by where they belong."""
+
+    engine: dict[str, Any]
+    sampling: dict[str, Any]
+    framework: dict[str, Any]
+
+
+def split_options(options: Mapping[str, Any], framework_names: Collection[str]) -> SplitOptions:
+    """Sort constructor keywords into engine options, sampling parameters and fields of the framework's class.
+
+    A name that is both an engine option and a sampling parameter (``seed``) is the sampling parameter: it makes
+    answers repeatable, and instances with different values still share an engine.
+
+    Args:
+        options: Keywords that are not named in the constructor's signature.
+        framework_names: Names the class itself knows; also candidates for suggestions.
+
+    Raises:
+        ConfigError: An option is unknown (the nearest known name is suggested), or has no meaning here.
+    """
+    engine_names = _engine_option_names()
+    sampling_names = SamplingParams.model_fields
+    check_option_names(options, {*engine_names, *sampling_names, *framework_names, *_FOREIGN})
+    split = SplitOptions({}, {}, {})
+    for name, value in options.items():
+        if name in sampling_names:
+            split.sampling[name] = value
+        elif name in engine_names:
+            split.engine[name] = value
+        elif name in framework_names:
+            split.framework[name] = value
+        else:
+            refuse_foreign(name, value)
+    return split
+
+
+def merge_engine_options(direct: Mapping[str, Any], vllm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine options given as keywords and inside ``vllm_kwargs``, as one dict.
+
+    Raises:
+        ConfigError: An option is unknown, has no meaning here, or was given twice with different values.
+    """
+    engine_names = _engine_option_names()
+    check_option_names(vllm_kwargs, {*engine_names, *_FOREIGN})
+    merged = dict(direct)
+    for name, value in vllm_kwargs.items():
+        if name not in engine_names:
+            refuse_foreign(name, value)
+        elif name in merged and merged[name] != value:
+            raise ConfigError(
+                f"{name} is {merged[name]!r} as a keyword and {value!r} in vllm_kwargs; give it in one place."
+            )
+        else:
+            merged[name] = value
+    return merged
+
+
+def refuse_foreign(name: str, value: Any) -> None:
+    """Raise :class:`ConfigError` when a vLLM option without a counterpart asks for something."""
+    option = _FOREIGN[name]
+    if option.neutral is not None and value not in option.neutral:
+        raise ConfigError(f"{name}={value!r} is not supported. {option.advice}")
+
+
+def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
+    """Build :class:`SamplingParams` from vLLM's names plus ``max_new_tokens`` and ``best_of``.
+
+    Raises:
+        InvalidRequestError: A name is unknown, a value out of range, or two names contradict each other.
+    """
+    params = dict(values)
+    best_of = params.pop("best_of", None)
+    if best_of is not None and best_of != params.get("n", 1):
+        raise InvalidRequestError(
+            f"best_of={best_of} is not supported: leave it out and set n to get several answers to choose from."
+        )
+    if "max_new_tokens" in params:
+        params["max_tokens"] = params.pop("max_new_tokens")
+    return SamplingParams(**{name: value for name, value in params.items() if not _unset(name, value)})
+
+
+def split_call(kwargs: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sort a call's keywords into sampling parameters (``max_tokens`` under its LlamaIndex name) and call options.
+
+    Raises:
+        InvalidRequestError: ``max_tokens`` and ``max_new_tokens`` contradict each other.
+    """
+    names = CHAT_CALL_OPTIONS if chat else CALL_OPTIONS
+    options = {name: value for name, value in kwargs.items() if name in names}
+    sampling = {name: value for name, value in kwargs.items() if name not in names}
+    if "max_tokens" in sampling:
+        limit = sampling.pop("max_tokens")
+        if sampling.setdefault("max_new_tokens", limit) != limit:
+            raise InvalidRequestError("max_tokens and max_new_tokens name the same limit; give one of them.")
+    return sampling, options
+
+
+def _unset(name: str, value: Any) -> bool:
+    return value is None and name != "max_tokens"
+
+
+def _engine_option_names() -> frozenset[str]:
+    of_llm = {
+        name
+        for name, parameter in inspect.signature(LLM.__init__).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    return frozenset({*of_llm, *EngineConfig.model_fields} - {"model"})

@@ -1,0 +1,44 @@
+"""Fixtures of the LlamaIndex tests: a scripted engine, and the default model loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from llamaindex_fakes import FakeLLM
+
+from llama_index.llms.pagedlc import Vllm
+from llama_index.llms.pagedlc import base as vllm_base
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Every engine asked for, as (model, options); all of them are scripted."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def shared(model: str, **options: Any) -> FakeLLM:
+        asked.append((model, options))
+        return FakeLLM()
+
+    monkeypatch.setattr(vllm_base, "shared_llm", shared)
+    return asked
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Vllm, FakeLLM]]:
+    """Make a ``Vllm`` over a scripted engine; ``engine={...}`` sets the engine's fields."""
+
+    def build(engine: dict[str, Any] | None = None, **options: Any) -> tuple[Vllm, FakeLLM]:
+        fake = FakeLLM(**(engine or {}))
+        monkeypatch.setattr(vllm_base, "shared_llm", lambda model, **engine_options: fake)
+        return Vllm(**options), fake
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def llm() -> Iterator[Vllm]:
+    """The default model, greedy, with short answers."""
+    with Vllm(temperature=0.0, max_new_tokens=24) as loaded:
+        yield loaded.load()
