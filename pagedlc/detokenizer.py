@@ -130,6 +130,7 @@ class _CharacterStream:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._byte_ids = tokenizer.byte_token_ids
         self._context = _prompt_context(tokenizer, prompt_token_ids)
         self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
@@ -137,6 +138,8 @@ class _CharacterStream:
         self._run: list[int] = []
 
     def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
         self._pending.append(token_id)
         self._run.append(token_id)
         if token_id in self._byte_ids:

@@ -96,8 +96,8 @@ class Tokenizer:
             raise InvalidRequestError(f"A prompt's text must be a string, not {type(text).__name__}.")
         try:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(f"The text is not valid Unicode: {error}.") from error
+        except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
+            raise InvalidRequestError("The text is not valid Unicode: it holds half of a surrogate pair.") from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, ids without a token become nothing."""
