@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagedlc_engine.sampling.rows import CHUNK, chunked, take_chunk
+from pagedlc_engine.sampling.rows import CHUNK, chunked, take_chunks
 
 __all__ = ["draw"]
 
@@ -26,7 +26,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     chunks = chunked(weights, 0.0)
     sums = chunks.sum(-1).to(torch.float64).cumsum(-1)
     chunk, rest = _invert(sums, uniforms[:, None] * sums[:, -1:])
-    inner = take_chunk(chunks, chunk[:, 0]).to(torch.float64).cumsum(-1)
+    inner = take_chunks(chunks, chunk)[:, 0].to(torch.float64).cumsum(-1)
     token, _ = _invert(inner, rest)
     return (chunk * CHUNK + token)[:, 0].clamp_(max=weights.shape[1] - 1)
 

@@ -12,88 +12,108 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagedlc_engine.sampling.radix import cut_reaching
 from pagedlc_engine.sampling.rows import largest, select
 
-__all__ = ["TopKTopP", "top_k_top_p_cut"]
+__all__ = ["MOST_CANDIDATES", "TopK", "TopP", "drop_below", "top_k_cut", "top_p_cut"]
 
-# Candidates looked at in turn by rows whose top_p is not yet reached; the last resort is the whole row.
-_FIRST_WIDTH = 128
-_SECOND_WIDTH = 2048
+#: A top_k up to this is found by a partial sort; a larger one is found like a top_p.
+MOST_CANDIDATES = 1024
+
+# Most nuclei are smaller than this; a partial sort of so few is quicker than a search of the whole row.
+_USUAL_NUCLEUS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class TopKTopP:
-    """Rows with top_k or top_p.
+class TopK:
+    """Rows with a top_k, and maybe a top_p within it.
 
     Args:
-        rows: Rows among the sampled rows, int64 [R]; ``None`` means all.
-        top_k: int64 [R, 1]; 0 keeps all.
-        top_p: float64 [R, 1].
-        any_top_p: Some ``top_p`` is below 1.
-        width: Candidates to look at first.
+        rows: Rows among the drawn rows, int64 [R]; ``None`` means all.
+        top_k: int64 [R, 1], at most V.
+        width: The greatest of them.
+        top_p: float64 [R, 1], or ``None`` when no row has one.
     """
 
     rows: Tensor | None
     top_k: Tensor
-    top_p: Tensor
-    any_top_p: bool
     width: int
-
-    @classmethod
-    def create(
-        cls, rows: Tensor | None, top_k: list[int], top_p: list[float], vocab_size: int, device: torch.device
-    ) -> TopKTopP:
-        """From one ``top_k`` (0 keeps all) and ``top_p`` per row."""
-        widths = (k if 0 < k <= _SECOND_WIDTH else _FIRST_WIDTH for k in top_k)
-        return cls(
-            rows=rows,
-            top_k=torch.tensor(top_k, device=device).clamp_(max=vocab_size)[:, None],
-            top_p=torch.tensor(top_p, dtype=torch.float64, device=device)[:, None],
-            any_top_p=any(p < 1.0 for p in top_p),
-            width=min(max(widths), vocab_size),
-        )
+    top_p: Tensor | None
 
 
-def top_k_top_p_cut(weights: Tensor, floor: Tensor, spec: TopKTopP) -> Tensor:
-    """The least weight kept by top_k and then top_p, never below ``floor``.
+@dataclass(frozen=True, slots=True)
+class TopP:
+    """Rows with a top_p and no top_k: rows as above, top_p float64 [R, 1]."""
 
-    The nucleus of top_p is the smallest set of likeliest tokens that holds at least ``top_p`` of the
-    probability left by ``floor`` and top_k.
+    rows: Tensor | None
+    top_p: Tensor
+
+
+def top_k_cut(weights: Tensor, spec: TopK) -> Tensor:
+    """The least weight kept by top_k, and by top_p of what top_k leaves.
 
     Args:
         weights: float32 [R, V].
-        floor: Least weight kept so far (min_p), float32 [R, 1].
-        spec: The rows' parameters; its ``rows`` are already selected in ``weights`` and ``floor``.
+        spec: The rows' parameters.
 
     Returns:
         float32 [R, 1].
     """
-    top_k, top_p, width = spec.top_k, spec.top_p, spec.width
-    cut, settled = _cut_among(weights, floor, top_k, top_p, spec.any_top_p, width)
-    while width < weights.shape[1] and not settled.all():
-        width = _SECOND_WIDTH if width < _SECOND_WIDTH < weights.shape[1] else weights.shape[1]
-        rows = (~settled).nonzero()[:, 0]
-        cut[rows], settled[rows] = _cut_among(
-            select(weights, rows), floor[rows], top_k[rows], top_p[rows], spec.any_top_p, width
-        )
+    kth, nucleus = (_by_partial_sort if spec.width <= MOST_CANDIDATES else _by_search)(weights, spec)
+    # A top_p of 1 must not lose the last token to rounding.
+    return kth if spec.top_p is None else torch.where(spec.top_p < 1.0, torch.maximum(kth, nucleus), kth)
+
+
+def _by_partial_sort(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
+    """Cuts of top_k, and of top_p among the k largest; float32 [R, 1] each."""
+    top, _ = largest(weights, spec.width)
+    kth = top.gather(1, spec.top_k - 1)
+    if spec.top_p is None:
+        return kth, kth
+    top = top.masked_fill_(torch.arange(spec.width, device=top.device) >= spec.top_k, 0.0)
+    return kth, _nucleus(top, spec.top_p * top.sum(-1, keepdim=True, dtype=torch.float64))[0]
+
+
+def _by_search(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
+    """The same, without a sort."""
+    kth = cut_reaching(weights, torch.ones_like(weights), spec.top_k)
+    if spec.top_p is None:
+        return kth, kth
+    return kth, top_p_cut(drop_below(weights.clone(), kth), spec.top_p)
+
+
+def top_p_cut(weights: Tensor, top_p: Tensor) -> Tensor:
+    """The least weight in the smallest set of likeliest tokens that holds ``top_p`` of the mass.
+
+    Args:
+        weights: float32 [R, V].
+        top_p: float64 [R, 1].
+
+    Returns:
+        float32 [R, 1].
+    """
+    wanted = top_p * weights.sum(-1, keepdim=True, dtype=torch.float64)
+    cut, reached = _nucleus(largest(weights, min(_USUAL_NUCLEUS, weights.shape[1]))[0], wanted)
+    wider = (~reached).nonzero()[:, 0]
+    if len(wider):
+        part = select(weights, wider)
+        cut = cut.index_copy(0, wider, cut_reaching(part, part, wanted[wider]))
     return cut
 
 
-def _cut_among(
-    weights: Tensor, floor: Tensor, top_k: Tensor, top_p: Tensor, any_top_p: bool, width: int
-) -> tuple[Tensor, Tensor]:
-    """The cut as seen from each row's ``width`` largest weights, and whether more could not change it (bool [R])."""
-    top = largest(weights, width)
-    kth = top.gather(1, (top_k - 1).clamp(0, width - 1))
-    cut = torch.maximum(floor, kth.masked_fill_(top_k == 0, 0.0))
-    settled = top_k <= width
-    if any_top_p:
-        # Sums in float64 make the nucleus independent of the order and number of terms, short of exact ties.
-        wanted = top_p * weights.masked_fill(weights < cut, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
-        kept = top.to(torch.float64).masked_fill_(top < cut, 0.0)
-        mass = kept.cumsum(-1)
-        nucleus_size = (mass - kept < wanted).sum(-1, keepdim=True)
-        nucleus = top.gather(1, (nucleus_size - 1).clamp_(min=0))
-        settled &= (top_p == 1.0) | ~(mass[:, -1:] < wanted)
-        cut = torch.where(top_p < 1.0, torch.maximum(cut, nucleus), cut)
-    return cut, settled[:, 0]
+def _nucleus(top: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the sum of ``top`` (float32 [R, K], descending) reaches ``wanted`` (float64 [R, 1]).
+
+    Returns:
+        The value there, or the last one, float32 [R, 1]; whether it was reached, bool [R]. Rows of NaN count as
+        reached: they fail anyway.
+    """
+    mass = top.to(torch.float64).cumsum(-1)
+    size = (mass < wanted).sum(-1, keepdim=True)
+    return top.gather(1, size.clamp(max=top.shape[1] - 1)), size[:, 0] < top.shape[1]
+
+
+def drop_below(weights: Tensor, cut: Tensor) -> Tensor:
+    """Set weights (float32 [R, V]) below ``cut`` (float32 [R, 1]) to 0, in place, and return them."""
+    # A comparison written as 0.0 and 1.0 multiplies several times faster than a boolean mask fills on a CPU.
+    return weights.mul_(torch.ge(weights, cut, out=torch.empty_like(weights)))

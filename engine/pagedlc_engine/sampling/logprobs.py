@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pagedlc_engine.request import Logprob, TokenLogprobs
+from pagedlc_engine.sampling.rows import largest
 
 __all__ = ["prompt_logprobs", "token_logprobs"]
 
@@ -46,7 +47,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> lis
     chosen = logits.gather(1, token_ids[:, None])
     ranks = ((logits > chosen).sum(-1) + 1).tolist()
     width = min(max(top, default=0), logits.shape[1])
-    values, indices = logits.topk(width)
+    values, indices = largest(logits, width)
     rows = zip(
         token_ids.tolist(),
         (chosen - norms)[:, 0].tolist(),

@@ -42,10 +42,15 @@ def apply_penalties(logits: Tensor, penalties: Penalties, seen: Tensor, counts: 
         seen: Ids in prompt or output of each penalised row, possibly repeated, int64 [R, L].
         counts: Occurrences in the output, float32 [all history rows, V].
     """
-    rows = penalties.rows[:, None]
-    values = logits[rows, seen]
-    times = counts[penalties.history_rows[:, None], seen]
+    places, values = _gather(logits, penalties.rows, seen)
+    _, times = _gather(counts, penalties.history_rows, seen)
     values = torch.where(values > 0, values / penalties.repetition, values * penalties.repetition)
     values -= penalties.frequency * times
     values -= penalties.presence * (times > 0)
-    logits[rows, seen] = values
+    logits.view(-1).scatter_(0, places, values.flatten())
+
+
+def _gather(table: Tensor, rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of ``ids`` (int64 [R, L]) in the flattened table (int64 [R * L]), and the values there ([R, L])."""
+    places = (ids + rows[:, None] * table.shape[1]).flatten()
+    return places, table.view(-1).index_select(0, places).view(ids.shape)

@@ -3,6 +3,9 @@
 The generator is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014):
 the n-th output of a stream is a finalizer applied to ``state + n * GAMMA``, so any element is reached
 directly, without a generator object to carry along. The finalizer is David Stafford's variant 13.
+
+The stream of a seed is the one whose state is the first output of SplitMix64 started at the seed: plain seeds
+0, 1, 2 … would otherwise be near neighbours on the one long sequence that all streams are cut from.
 """
 
 from __future__ import annotations
@@ -34,7 +37,6 @@ def uniform(seeds: Tensor, counters: Tensor) -> Tensor:
     Returns:
         float64 [R] with 53 random bits.
     """
-    # The seed is mixed first: plain seeds 0, 1, 2 … would otherwise start near each other on one long stream.
     bits = _mix(_mix(seeds + _GAMMA) + (counters + 1) * _GAMMA)
     return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["CHUNK", "chunked", "largest", "row_argmax", "select", "take_chunk"]
+__all__ = ["CHUNK", "chunked", "largest", "row_argmax", "select", "take_chunks"]
 
 CHUNK = 128
 
@@ -23,15 +23,19 @@ def select(values: Tensor, rows: Tensor | None) -> Tensor:
 
 def chunked(values: Tensor, fill: float) -> Tensor:
     """View [R, V] as [R, V / CHUNK, CHUNK]; where V does not divide, a copy is filled up with ``fill``."""
-    missing = -values.shape[1] % CHUNK
+    rows, columns = values.shape
+    missing = -columns % CHUNK
     if missing:
         values = pad(values, (0, missing), value=fill)
-    return values.view(values.shape[0], -1, CHUNK)
+    return values.view(rows, (columns + missing) // CHUNK, CHUNK)
 
 
-def take_chunk(chunks: Tensor, index: Tensor) -> Tensor:
-    """From [R, N, CHUNK] the chunk ``index`` (int64 [R]) of each row, as [R, CHUNK]."""
-    return chunks[torch.arange(len(chunks), device=chunks.device), index]
+def take_chunks(chunks: Tensor, index: Tensor) -> Tensor:
+    """From [R, N, CHUNK] the chunks ``index`` (int64 [R, K]) of each row, as [R, K, CHUNK]."""
+    rows, per_row, width = chunks.shape
+    starts = torch.arange(0, rows * per_row, per_row, device=chunks.device)
+    flat = (index + starts[:, None]).flatten()
+    return chunks.reshape(-1, width).index_select(0, flat).view(*index.shape, width)
 
 
 def row_argmax(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,14 +49,15 @@ def row_argmax(values: Tensor) -> tuple[Tensor, Tensor]:
     """
     chunks = chunked(values, -torch.inf)
     maxima, chunk = chunks.amax(-1).max(-1)
-    return maxima, chunk * CHUNK + take_chunk(chunks, chunk).argmax(-1)
+    return maxima, chunk * CHUNK + take_chunks(chunks, chunk[:, None])[:, 0].argmax(-1)
 
 
-def largest(values: Tensor, k: int) -> Tensor:
-    """The ``k`` largest values of each row of [R, V], in descending order, as [R, k]."""
+def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest values of each row of [R, V], in descending order, and where they are (int64), [R, k] each."""
     chunks = chunked(values, -torch.inf)
-    if 2 * k < chunks.shape[1]:
-        # Any k chunks with the greatest maxima hold k values at least as large as everything outside them.
-        best = chunks.amax(-1).topk(k, sorted=False).indices
-        values = chunks.gather(1, best[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
-    return values.topk(k).values
+    if 2 * k >= chunks.shape[1]:
+        return values.topk(k)
+    # Any k chunks with the greatest maxima hold k values at least as large as everything outside them.
+    best = chunks.amax(-1).topk(k, sorted=False).indices
+    top, place = take_chunks(chunks, best).flatten(1).topk(k)
+    return top, best.gather(1, place // CHUNK) * CHUNK + place % CHUNK

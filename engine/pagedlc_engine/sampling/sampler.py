@@ -11,7 +11,7 @@ from torch import Tensor
 from pagedlc_engine.errors import InvalidRequestError, PagedLCError
 from pagedlc_engine.request import SamplingParams, TokenLogprobs
 from pagedlc_engine.sampling.draw import draw
-from pagedlc_engine.sampling.filters import top_k_top_p_cut
+from pagedlc_engine.sampling.filters import TopK, TopP, drop_below, top_k_cut, top_p_cut
 from pagedlc_engine.sampling.history import TokenHistory
 from pagedlc_engine.sampling.logprobs import token_logprobs
 from pagedlc_engine.sampling.masks import add_bias, ban_bad_words, ban_early_stop
@@ -145,9 +145,9 @@ class Sampler:
         edited = self._edit(logits, plan) if plan.edits_logits else logits
         maxima, token_ids = row_argmax(edited)
         raw_maxima = logits.amax(-1) if plan.edits_logits else maxima
-        if plan.random is not None:
-            drawn = self._draw(edited, maxima, plan.random)
-            token_ids = drawn if plan.random.rows is None else token_ids.index_copy(0, plan.random.rows, drawn)
+        for block in plan.random:
+            drawn = self._draw(edited, maxima, block)
+            token_ids = drawn if block.rows is None else token_ids.index_copy_(0, block.rows, drawn)
         self._record(plan, token_ids)
         bad_logits = ~raw_maxima.isfinite()
         return SampledTokens(
@@ -173,17 +173,13 @@ class Sampler:
         return logits
 
     def _draw(self, logits: Tensor, maxima: Tensor, random: RandomRows) -> Tensor:
-        """Tokens of the random rows, int64 [R]."""
+        """Tokens of a block of random rows, int64 [R]."""
         weights = select(logits, random.rows) - select(maxima, random.rows)[:, None]
         weights.div_(random.temperatures).exp_()
-        cut = random.min_p
-        if random.truncation is not None:
-            cut = torch.zeros_like(random.temperatures) if cut is None else cut.clone()
-            rows = random.truncation.rows
-            truncated = top_k_top_p_cut(select(weights, rows), select(cut, rows), random.truncation)
-            cut = truncated if rows is None else cut.index_copy_(0, rows, truncated)
-        if cut is not None:
-            weights.masked_fill_(weights < cut, 0.0)
+        if random.min_p is not None:
+            drop_below(weights, random.min_p)
+        if random.truncations:
+            _truncate(weights, random.truncations)
         return draw(weights, uniform(random.seeds, self._output_lengths[random.slots]))
 
     def _record(self, plan: BatchPlan, token_ids: Tensor) -> None:
@@ -231,6 +227,16 @@ class Sampler:
                 raise InvalidRequestError(
                     f"logit_bias for token {token} is {value}: use at most {_GREATEST_BIAS:g}, or -inf to ban it."
                 )
+
+
+def _truncate(weights: Tensor, groups: Sequence[TopK | TopP]) -> None:
+    """Apply top_k and top_p to weights (float32 [R, V]), in place."""
+    cut = torch.zeros_like(weights[:, :1])
+    for group in groups:
+        part = select(weights, group.rows)
+        part_cut = top_k_cut(part, group) if isinstance(group, TopK) else top_p_cut(part, group.top_p)
+        cut = part_cut if group.rows is None else cut.index_copy_(0, group.rows, part_cut)
+    drop_below(weights, cut)
 
 
 def _logprobs(
