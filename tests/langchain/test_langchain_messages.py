@@ -1,0 +1,122 @@
+"""LangChain messages as the model's chat template gets them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+from langchain_pagedlc._messages import to_chat_messages
+from pagedlc.messages import normalize_messages
+from pagedlc_engine.errors import InvalidRequestError
+
+
+def test_roles() -> None:
+    messages = [
+        SystemMessage("s"),
+        HumanMessage("h"),
+        AIMessage("a"),
+        ToolMessage("t", tool_call_id="call-1"),
+        FunctionMessage(name="f", content="r"),
+        ChatMessage(role="critic", content="c"),
+        ChatMessage(role="human", content="d"),
+        AIMessageChunk("e"),
+    ]
+    assert to_chat_messages(messages) == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "h"},
+        {"role": "assistant", "content": "a"},
+        {"role": "tool", "content": "t", "tool_call_id": "call-1"},
+        {"role": "tool", "content": "r", "name": "f"},
+        {"role": "critic", "content": "c"},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+
+
+def test_names_are_kept() -> None:
+    messages = [HumanMessage("h", name="Ada"), ToolMessage("t", tool_call_id="1", name="search")]
+    assert [message["name"] for message in to_chat_messages(messages)] == ["Ada", "search"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ["one", "two"],
+        [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+        [{"text": "one"}, "two"],
+        [{"type": "text", "text": "one", "index": 0, "annotations": []}, {"type": "text-plain", "text": "two"}],
+    ],
+)
+def test_text_blocks_of_every_kind_are_read(content: list[str | dict[str, object]]) -> None:
+    (message,) = normalize_messages(to_chat_messages([HumanMessage(content)]))
+    assert message == {"role": "user", "content": "one\ntwo"}
+
+
+def test_the_pieces_of_an_answer_are_put_together_as_they_were_written() -> None:
+    answer = AIMessage([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}])
+    assert to_chat_messages([answer]) == [{"role": "assistant", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("message_class", [HumanMessage, SystemMessage])
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        {"type": "image", "url": "https://example.com/a.png"},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+        {"surprise": 1},
+    ],
+)
+def test_content_that_is_not_text_is_an_error(message_class: type[BaseMessage], block: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"{message_class.__name__}.*text only"):
+        to_chat_messages([message_class(content=[block])])
+
+
+def test_tool_calls_travel_in_openais_form_with_readable_arguments() -> None:
+    call = {"name": "search", "args": {"query": "Öl für 5 €"}, "id": "call-1", "type": "tool_call"}
+    (message,) = to_chat_messages([AIMessage("", tool_calls=[call])])
+    (sent,) = message["tool_calls"]
+    assert (sent["id"], sent["type"], sent["function"]["name"]) == ("call-1", "function", "search")
+    assert json.loads(sent["function"]["arguments"]) == {"query": "Öl für 5 €"}
+    assert "Öl für 5 €" in sent["function"]["arguments"]
+
+
+def test_histories_of_other_providers_are_read() -> None:
+    anthropic = AIMessage(
+        [
+            {"type": "thinking", "thinking": "I should look it up.", "signature": "x"},
+            {"type": "text", "text": "One moment."},
+            {"type": "tool_use", "id": "1", "name": "search", "input": {"q": "x"}},
+        ],
+        tool_calls=[{"name": "search", "args": {"q": "x"}, "id": "1"}],
+    )
+    standard = AIMessage(content_blocks=[{"type": "reasoning", "reasoning": "Hm."}, {"type": "text", "text": "Yes."}])
+    first, second = to_chat_messages([anthropic, standard])
+    assert first["content"] == "One moment."
+    assert first["reasoning_content"] == "I should look it up."
+    assert [call["function"]["name"] for call in first["tool_calls"]] == ["search"]
+    assert second == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+
+
+def test_a_call_that_was_no_json_is_left_out() -> None:
+    broken = {"name": "f", "args": "{oops", "id": "1", "error": "no JSON"}
+    assert to_chat_messages([AIMessage("Hm", invalid_tool_calls=[broken])]) == [{"role": "assistant", "content": "Hm"}]
+
+
+def test_messages_that_cannot_be_sent_are_an_error() -> None:
+    with pytest.raises(InvalidRequestError, match="empty"):
+        to_chat_messages([])
+    with pytest.raises(InvalidRequestError, match="RemoveMessage"):
+        to_chat_messages([RemoveMessage(id="1")])

@@ -1,0 +1,141 @@
+"""What the constructors accept, and what they say when they do not."""
+
+from __future__ import annotations
+
+import pytest
+from langchain_fakes import FakeRegistry
+
+from langchain_pagedlc import VLLM, VLLMChat
+from pagedlc_engine.errors import ConfigError, InvalidRequestError, ModelNotFoundError
+
+
+def test_takes_the_constructor_of_langchains_own_vllm_class(registry: FakeRegistry) -> None:
+    llm = VLLM(
+        model="some/model",
+        tensor_parallel_size=1,
+        trust_remote_code=True,
+        n=2,
+        best_of=None,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=50,
+        use_beam_search=False,
+        stop=["\n"],
+        ignore_eos=True,
+        max_new_tokens=64,
+        logprobs=3,
+        dtype="float32",
+        download_dir=None,
+        vllm_kwargs={"gpu_memory_utilization": 0.85, "seed": 7, "revision": "main"},
+        verbose=False,
+        tags=["a"],
+    )
+    llm.generate(["Hi"])
+    params = registry.engine.calls[0].params
+    assert (params.n, params.temperature, params.top_p, params.top_k) == (2, 0.7, 0.9, 50)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.1, 0.2)
+    assert (params.stop, params.ignore_eos, params.max_tokens, params.logprobs) == (("\n",), True, 64, 3)
+    assert llm.engine_options == {"dtype": "float32", "gpu_memory_utilization": 0.85, "seed": 7}
+    assert (llm.trust_remote_code, llm.revision, params.seed) == (True, "main", None)
+
+
+@pytest.mark.parametrize("cls", [VLLM, VLLMChat])
+def test_engine_options_are_plain_keywords(registry: FakeRegistry, cls: type[VLLM | VLLMChat]) -> None:
+    model = cls(gpu_memory_utilization=0.85, max_num_seqs=8, block_size=32, engine_options={"num_blocks": 99})
+    assert model.engine_options == {
+        "gpu_memory_utilization": 0.85,
+        "max_num_seqs": 8,
+        "block_size": 32,
+        "num_blocks": 99,
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("use_beam_search", True),
+        ("tensor_parallel_size", 2),
+        ("download_dir", "/somewhere"),
+        ("best_of", 4),
+        ("client", object()),
+    ],
+)
+def test_an_option_that_cannot_work_here_is_refused(registry: FakeRegistry, option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=option):
+        VLLM(**{option: value})
+
+
+def test_best_of_is_accepted_when_it_is_n(registry: FakeRegistry) -> None:
+    assert VLLM(n=3, best_of=3).n == 3
+
+
+@pytest.mark.parametrize("cls", [VLLM, VLLMChat])
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("temprature", "temperature"), ("max_num_seq", "max_num_seqs"), ("block_sizes", "block_size")],
+)
+def test_an_unknown_option_names_the_nearest(
+    registry: FakeRegistry, cls: type[VLLM | VLLMChat], wrong: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{wrong!r}.*{meant!r}"):
+        cls(**{wrong: 1})
+
+
+def test_an_unknown_option_inside_vllm_kwargs_names_the_nearest(registry: FakeRegistry) -> None:
+    with pytest.raises(ConfigError, match=r"'max_num_seq'.*'max_num_seqs'"):
+        VLLM(vllm_kwargs={"max_num_seq": 1})
+    with pytest.raises(ConfigError, match="mapping"):
+        VLLM(vllm_kwargs=["max_num_seqs"])
+
+
+def test_an_option_given_twice_must_agree_with_itself(registry: FakeRegistry) -> None:
+    assert VLLM(block_size=32, vllm_kwargs={"block_size": 32}).engine_options == {"block_size": 32}
+    with pytest.raises(ConfigError, match="'block_size' is given twice"):
+        VLLM(block_size=32, vllm_kwargs={"block_size": 16})
+    with pytest.raises(ConfigError, match="'max_tokens' is given twice"):
+        VLLMChat(max_tokens=1, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("cls", [VLLM, VLLMChat])
+def test_values_are_checked_when_the_model_is_made(registry: FakeRegistry, cls: type[VLLM | VLLMChat]) -> None:
+    with pytest.raises(InvalidRequestError, match="top_p"):
+        cls(top_p=1.5)
+    with pytest.raises(ConfigError, match="temperature"):
+        cls(temperature="hot")
+    with pytest.raises(ConfigError, match="block_size"):
+        cls(block_size=17)
+    with pytest.raises(ModelNotFoundError, match="missing"):
+        cls(model="missing")
+
+
+def test_other_spellings(registry: FakeRegistry) -> None:
+    chat = VLLMChat(model_name="some/model", max_new_tokens=5, stop_sequences=["x"])
+    assert (chat.model, chat.max_tokens, chat.stop) == ("some/model", 5, ["x"])
+    llm = VLLM(model_name="some/model", max_tokens=5)
+    assert (llm.model, llm.max_new_tokens) == ("some/model", 5)
+
+
+def test_the_default_answer_length_is_512(registry: FakeRegistry) -> None:
+    models = [VLLM(), VLLMChat()]
+    for model in models:
+        model.invoke("Hi")
+    assert [call.params.max_tokens for call in registry.engine.calls] == [512, 512]
+
+
+def test_chat_template_and_tokenizer_reach_the_engine(registry: FakeRegistry) -> None:
+    VLLMChat(model="m", chat_template="{{ x }}", tokenizer="t", revision="r", trust_remote_code=True, block_size=32)
+    ((model, options),) = registry.engines
+    assert model == "m"
+    assert options == repr(
+        sorted(
+            {
+                "chat_template": "{{ x }}",
+                "tokenizer": "t",
+                "revision": "r",
+                "trust_remote_code": True,
+                "block_size": 32,
+            }.items()
+        )
+    )

@@ -1,0 +1,45 @@
+"""LangChain's own integration suite for chat models, on the default model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from langchain_pagedlc import VLLMChat
+
+Detail = Literal["audio_input", "audio_output", "reasoning_output", "cache_read_input", "cache_creation_input"]
+
+
+@pytest.mark.usefixtures("held_engine")
+class TestVLLMChatIntegration(ChatModelIntegrationTests):
+    @property
+    def chat_model_class(self) -> type[VLLMChat]:
+        return VLLMChat
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": "smollm2", "max_tokens": 12}
+
+    @property
+    def standard_chat_model_params(self) -> dict[str, Any]:
+        return {"temperature": 0, "stop": [], "max_retries": 2}
+
+    @property
+    def supports_model_override(self) -> bool:
+        return False
+
+    @property
+    def supported_usage_metadata_details(self) -> dict[Literal["invoke", "stream"], list[Detail]]:
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        chat = VLLMChat(model="smollm2", max_tokens=4, temperature=0)
+        conversation = [SystemMessage("You answer questions about the sea. " * 8), HumanMessage("Is it deep?")]
+        chat.invoke(conversation)
+        if not stream:
+            return chat.invoke(conversation)
+        first, *others = chat.stream(conversation)
+        return sum(others, first)
