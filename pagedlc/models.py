@@ -69,7 +69,13 @@ def resolve_model(name: str | Path, revision: str | None = None, *, weights: boo
         return ModelFiles(name=text, path=found, tokenizer=found)
     if not _looks_like_hub_id(text):
         raise ModelNotFoundError(_missing_message(text))
-    found = _model_path(download_snapshot(text, revision, weights=weights), weights)
+    folder = download_snapshot(text, revision, weights=weights)
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(
+            f"The hub repository {text!r} has no config.json. If it holds .gguf files, download one of them "
+            f"(`hf download {text} FILE.gguf`) and give its path."
+        )
+    found = _model_path(folder, weights)
     return ModelFiles(name=text, path=found, tokenizer=found)
 
 

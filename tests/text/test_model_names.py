@@ -137,6 +137,12 @@ def test_a_hub_id_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: pyt
     assert "*.safetensors" not in asked["allow_patterns"]
 
 
+def test_a_hub_repository_of_gguf_files_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo_id, **options: str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match=r"download one of them"):
+        resolve_model("some-org/some-model-GGUF")
+
+
 def test_a_path_that_exists_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_folder(tmp_path / "some-org" / "some-model", "config.json", "model.safetensors")
     monkeypatch.chdir(tmp_path)

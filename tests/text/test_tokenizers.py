@@ -166,6 +166,24 @@ def test_sentencepiece_files_give_the_ids_of_the_tokenizer_they_were_made_of(
         assert sentencepiece.encode(text) == [sentencepiece.bos_token_id, *expected]
 
 
+def test_a_file_may_ask_for_no_space_prefix(write_gguf: Any) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "ab"]
+    scores = [-float(position) for position in range(len(tokens))]
+    for prefix, first in ((True, "▁a"), (False, "a")):
+        path = write_gguf("prefix", "llama", tokens, [2, 3, 3, 1, 1, 1, 1, 1], scores=scores, space_prefix=prefix)
+        tokenizer = Tokenizer.from_files(resolve_model(path))
+        token_ids = tokenizer.encode("a b", add_special_tokens=False)
+        assert tokens[token_ids[0]] == first
+        assert tokenizer.decode(token_ids) == "a b"
+
+
+def test_a_file_may_hold_several_chat_templates(write_byte_level: Any) -> None:
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    tokenizer = Tokenizer.from_files(resolve_model(write_byte_level("gpt-2", template=templates)))
+    assert tokenizer.chat_template == "plain"
+    assert tokenizer.chat_templates == {"default": "plain", "tool_use": "with tools"}
+
+
 def test_a_token_is_shown_with_its_leading_space(sentencepiece: Tokenizer, smollm: Tokenizer) -> None:
     assert sentencepiece.token_text(sentencepiece.encode("fox", add_special_tokens=False)[0])[0] == " "
     assert smollm.token_text(smollm.encode(" fox")[0]) == " fox"
