@@ -14,7 +14,9 @@ from pagedlc_engine.attention.parts import Limits
 from pagedlc_engine.attention.torch_backend import TorchAttention
 
 #: Splits as soon as there is anything to split, so that small tests reach every path.
-EAGER = Limits(shared_tokens=1, run_tokens=1, padding_tokens=0, query_padding_tokens=0, gather_tokens=64, mask_elements=200)
+EAGER = Limits(
+    shared_tokens=1, run_tokens=1, padding_tokens=0, query_padding_tokens=0, gather_tokens=64, mask_elements=200
+)
 #: Never splits.
 NEVER = Limits(shared_tokens=1 << 40, run_tokens=1 << 40, padding_tokens=1 << 40, query_padding_tokens=1 << 40)
 
@@ -68,7 +70,7 @@ class World:
     def poison(self, value: float) -> None:
         """Fill the whole cache, as if every block had been left behind by a broken request."""
         for cache in self.backend._caches:
-            cache.fill_(value)
+            cache.blocks.fill_(value)
 
     def slots(self, row: Row, begin: int, end: int) -> np.ndarray:
         positions = np.arange(begin, end)
@@ -90,9 +92,7 @@ class World:
         done: set[tuple[int, ...]] = set()
         for row in rows:
             shared = 0
-            while (
-                shared < row.cached // self.block_size and tuple(row.blocks[: shared + 1]) in done
-            ):
+            while shared < row.cached // self.block_size and tuple(row.blocks[: shared + 1]) in done:
                 shared += 1
             done.update(tuple(row.blocks[: count + 1]) for count in range(row.cached // self.block_size))
             begin = shared * self.block_size

@@ -255,7 +255,7 @@ def test_copied_blocks_hold_the_same_tokens() -> None:
 def test_bytes_per_block_is_what_a_block_takes() -> None:
     shape = Shape(num_layers=3, layer_windows=(None,) * 3)
     world = World(shape=shape, num_blocks=50)
-    allocated = sum(cache.nbytes for cache in world.backend._caches)
+    allocated = sum(cache.blocks.nbytes for cache in world.backend._caches)
     spec: object = shape
     assert TorchAttention.bytes_per_block(spec, 4, torch.float32) * 50 == allocated  # type: ignore[arg-type]
 

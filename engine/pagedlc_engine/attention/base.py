@@ -49,9 +49,7 @@ class AttentionBatch:
 class LayerAttention(Protocol):
     """Attention of one planned step; called by the decoder once per layer, after rotary embedding."""
 
-    def __call__(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Store the step's keys and values of ``layer`` and answer its queries.
 
         Args:

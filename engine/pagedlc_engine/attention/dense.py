@@ -9,6 +9,9 @@ from torch import Tensor
 
 __all__ = ["attend", "mask_value", "merge_"]
 
+# The public function keeps the log-sum-exp to itself. The overload is looked up once: that costs microseconds.
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
 
 def mask_value(dtype: torch.dtype) -> float:
     """What is added to a forbidden score.
@@ -35,9 +38,7 @@ def attend(
         Output ``[N, H, Q, D]`` and log-sum-exp of the scores ``[N, H, Q]`` in float32.
     """
     if query.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=mask
-        )
+        out, lse = _flash(query, key, value, 0.0, causal, attn_mask=mask)
         return out, lse
     return _attend_by_products(query, key, value, mask, causal)
 

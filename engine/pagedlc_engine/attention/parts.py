@@ -11,7 +11,7 @@ Only numpy here: what a part is, not how it is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from pagedlc_engine.attention.base import AttentionBatch, IntArray
 from pagedlc_engine.attention.sharing import SharedRun, find_shared_runs, leading_run
 
-__all__ = ["BandPart", "ChunkPart", "Limits", "PrefixPart", "RowsPart", "StepParts", "split_step"]
+__all__ = ["BandPart", "ChunkPart", "Limits", "PrefixPart", "RowsPart", "StepParts", "contiguous", "split_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,13 @@ class BandPart:
         tokens: ``[Q]`` indices into the step's tokens.
         blocks: ``[blocks]``, holding every key in any of the queries' windows.
         query_offset: Position of the first query, counted from the first key of ``blocks``.
+        window: A query sees itself and the ``window - 1`` keys before it.
     """
 
     tokens: IntArray
     blocks: IntArray
     query_offset: int
+    window: int
 
 
 @dataclass(slots=True)
@@ -200,10 +202,9 @@ class _Splitter:
         rows = self._decoding
         if not len(rows):
             return
-        in_place = [row for row in rows if len(rows) > 1 and self._reads_in_place(int(row))]
-        self.parts.first.extend(self._rows_part(np.array([row])) for row in in_place)
-        rows = np.setdiff1d(rows, in_place)
-        self.parts.first.extend(self._rows_part(bucket) for bucket in self._by_keys(rows))
+        in_place = np.array([len(rows) > 1 and self._reads_in_place(int(row)) for row in rows])
+        self.parts.first.extend(self._rows_part(row[None]) for row in rows[in_place])
+        self.parts.first.extend(self._rows_part(bucket) for bucket in self._by_keys(rows[~in_place]))
 
     def _reads_in_place(self, row: int) -> bool:
         begin, end = int(self._begins[row]), int(self._key_ends[row])
@@ -265,7 +266,7 @@ class _Splitter:
             queries = tokens[left : left + tile]
             begin = max(start + left - window + 1, 0) // size * size
             end = start + left + len(queries)
-            yield BandPart(queries, self._blocks_between(row, begin, end), start + left - begin)
+            yield BandPart(queries, self._blocks_between(row, begin, end), start + left - begin, window)
 
 
 def _buckets(lengths: IntArray, padding: int, total: int) -> Iterator[IntArray]:
@@ -287,7 +288,6 @@ def _buckets(lengths: IntArray, padding: int, total: int) -> Iterator[IntArray]:
         yield np.array(sorted(group))
 
 
-def contiguous(indices: Sequence[int] | IntArray) -> bool:
+def contiguous(indices: IntArray) -> bool:
     """True when the indices ascend by one."""
-    array = np.asarray(indices)
-    return bool((np.diff(array) == 1).all())
+    return len(indices) == 1 or bool((indices[1:] - indices[:-1] == 1).all())

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pagedlc_engine.attention.base import AttentionBatch, IntArray
 from pagedlc_engine.attention.parts import Limits, contiguous, split_step
-from pagedlc_engine.attention.torch_parts import Geometry, StepAttention
+from pagedlc_engine.attention.torch_parts import Geometry, LayerCache, StepAttention
 from pagedlc_engine.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ class TorchAttention:
         self._limits = limits or Limits(gather_tokens=max(_GATHER_BYTES // token_bytes, block_size))
         shape = (num_blocks, block_size, 2 * spec.num_kv_heads, spec.head_dim)
         try:
-            self._caches = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
+            self._caches = [
+                LayerCache(torch.zeros(shape, dtype=dtype, device=device), spec.num_kv_heads)
+                for _ in range(spec.num_layers)
+            ]
         except RuntimeError as error:
             size = num_blocks * self.bytes_per_block(spec, block_size, dtype)
             raise OutOfMemoryError(
@@ -71,7 +74,8 @@ class TorchAttention:
     @classmethod
     def bytes_per_block(cls, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
         """Bytes one block takes over all layers."""
-        return spec.num_layers * block_size * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+        size: int = spec.num_layers * block_size * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+        return size
 
     def plan(self, batch: AttentionBatch) -> TorchLayerAttention:
         """Prepare one step: cut it into parts once per distinct window, and build all index tensors."""
@@ -83,7 +87,7 @@ class TorchAttention:
 
     def _plan_window(self, batch: AttentionBatch, window: int | None) -> StepAttention:
         parts = split_step(batch, self._geometry.block_size, window, self._limits)
-        return StepAttention(parts, self._geometry, window)
+        return StepAttention(parts, self._geometry)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks ``(source, destination)`` in every layer."""
@@ -91,13 +95,13 @@ class TorchAttention:
             return
         sources, destinations = torch.tensor(pairs, dtype=torch.int64, device=self._geometry.device).unbind(1)
         for cache in self._caches:
-            cache.index_copy_(0, destinations, cache.index_select(0, sources))
+            cache.blocks.index_copy_(0, destinations, cache.blocks.index_select(0, sources))
 
 
 class TorchLayerAttention:
     """One planned step; see :class:`pagedlc_engine.attention.base.LayerAttention`."""
 
-    def __init__(self, caches: list[Tensor], writer: _Writer, steps: list[StepAttention]) -> None:
+    def __init__(self, caches: list[LayerCache], writer: _Writer, steps: list[StepAttention]) -> None:
         self._caches = caches
         self._writer = writer
         self._steps = steps
@@ -118,24 +122,25 @@ class _Writer:
     """
 
     def __init__(self, slots: IntArray, geometry: Geometry) -> None:
-        self._kv_heads = geometry.num_kv_heads
-        self._run = slice(int(slots[0]), int(slots[-1]) + 1) if contiguous(slots) else None
-        self._index = None if self._run else geometry.indices(slots)
+        run = contiguous(slots)
+        self._where = slice(int(slots[0]), int(slots[-1]) + 1) if run else geometry.indices(slots)
         opened = _partly_filled_new_blocks(slots, geometry.block_size)
         self._opened = geometry.indices(opened) if len(opened) else None
 
-    def __call__(self, cache: Tensor, key: Tensor, value: Tensor) -> None:
+    def __call__(self, cache: LayerCache, key: Tensor, value: Tensor) -> None:
         if self._opened is not None:
-            cache.index_fill_(0, self._opened, 0.0)
-        slots = cache.flatten(0, 1)
-        if self._index is None:
-            slots[self._run, : self._kv_heads] = key
-            slots[self._run, self._kv_heads :] = value
+            cache.blocks.index_fill_(0, self._opened, 0.0)
+        if isinstance(self._where, slice):
+            cache.key_slots[self._where] = key
+            cache.value_slots[self._where] = value
         else:
-            slots.index_copy_(0, self._index, torch.cat((key, value), dim=1))
+            cache.slots.index_copy_(0, self._where, torch.cat((key, value), dim=1))
 
 
 def _partly_filled_new_blocks(slots: IntArray, block_size: int) -> IntArray:
     """Blocks whose first slot the step writes, and whose last it does not."""
     offsets = slots % block_size
-    return np.setdiff1d(slots[offsets == 0] // block_size, slots[offsets == block_size - 1] // block_size)
+    opened: IntArray = slots[offsets == 0] // block_size
+    if not len(opened):
+        return opened
+    return np.setdiff1d(opened, slots[offsets == block_size - 1] // block_size)

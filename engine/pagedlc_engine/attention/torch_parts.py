@@ -12,7 +12,7 @@ from pagedlc_engine.attention.base import IntArray
 from pagedlc_engine.attention.dense import attend, mask_value, merge_
 from pagedlc_engine.attention.parts import BandPart, ChunkPart, PrefixPart, RowsPart, StepParts, contiguous
 
-__all__ = ["Geometry", "StepAttention"]
+__all__ = ["Geometry", "LayerCache", "StepAttention"]
 
 Result = tuple[Tensor, Tensor]
 
@@ -51,6 +51,25 @@ class Geometry:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64).reshape(-1)).to(self.device)
 
 
+class LayerCache:
+    """One layer's part of the cache and the views of it that the hot path needs, made once.
+
+    Args:
+        blocks: ``[num_blocks, block_size, 2 * num_kv_heads, head_dim]``, keys before values.
+        num_kv_heads: Key heads.
+    """
+
+    def __init__(self, blocks: Tensor, num_kv_heads: int) -> None:
+        self.blocks = blocks
+        #: ``[slots, 2 * num_kv_heads, head_dim]``
+        self.slots = blocks.flatten(0, 1)
+        #: ``[slots, num_kv_heads, head_dim]``
+        self.key_slots, self.value_slots = self.slots[:, :num_kv_heads], self.slots[:, num_kv_heads:]
+        #: ``[1, num_kv_heads, slots, head_dim]``
+        self.key_heads = self.key_slots.transpose(0, 1)[None]
+        self.value_heads = self.value_slots.transpose(0, 1)[None]
+
+
 class _Tokens:
     """Some of a step's tokens: a slice where they are consecutive, an index tensor otherwise.
 
@@ -68,18 +87,13 @@ class _Tokens:
             self._unpad = geometry.indices(kept)
             self._padded = geometry.indices(real)
             real = real[kept]
-        self._slice = slice(int(real[0]), int(real[-1]) + 1) if contiguous(real) else None
-        self._index = None if self._slice else geometry.indices(real)
+        self._where = slice(int(real[0]), int(real[-1]) + 1) if contiguous(real) else geometry.indices(real)
         self.count = len(real)
 
     def take(self, source: Tensor) -> Tensor:
         """The tokens' rows of ``source``, padded."""
-        if self._padded is not None:
-            return source.index_select(0, self._padded)
-        if self._slice is not None:
-            return source[self._slice]
-        assert self._index is not None
-        return source.index_select(0, self._index)
+        where = self._where if self._padded is None else self._padded
+        return source[where] if isinstance(where, slice) else source.index_select(0, where)
 
     def unpad(self, result: Result) -> Result:
         """Drop the rows of padding queries."""
@@ -89,48 +103,54 @@ class _Tokens:
 
     def store(self, out: Tensor, lse: Tensor, result: Result) -> None:
         """Put the tokens' results in place."""
-        if self._slice is not None:
-            out[self._slice] = result[0]
-            lse[self._slice] = result[1]
+        if isinstance(self._where, slice):
+            out[self._where] = result[0]
+            lse[self._where] = result[1]
         else:
-            out.index_copy_(0, self._index, result[0])
-            lse.index_copy_(0, self._index, result[1])
+            out.index_copy_(0, self._where, result[0])
+            lse.index_copy_(0, self._where, result[1])
 
     def merge(self, out: Tensor, lse: Tensor, result: Result) -> None:
         """Fold the tokens' results over further keys in."""
-        if self._slice is not None:
-            merge_(out[self._slice], lse[self._slice], *result)
+        if isinstance(self._where, slice):
+            merge_(out[self._where], lse[self._where], *result)
             return
-        own: Result = (out.index_select(0, self._index), lse.index_select(0, self._index))
+        own: Result = (out.index_select(0, self._where), lse.index_select(0, self._where))
         merge_(*own, *result)
         self.store(out, lse, own)
 
 
 class _Keys:
-    """Gathers whole blocks of a layer's cache, or views them where they lie in one run."""
+    """Gathers whole blocks of a layer's cache, or views them where one row's blocks lie in one run.
+
+    Args:
+        blocks: ``[N, blocks]``.
+        geometry: Sizes.
+        length: Keys to take of each row; ``None`` takes all.
+    """
 
     def __init__(self, blocks: IntArray, geometry: Geometry, length: int | None = None) -> None:
-        self._rows = blocks.shape[0]
+        self._rows = len(blocks)
         self._kv_heads = geometry.num_kv_heads
-        flat = blocks.reshape(-1)
-        self._run = slice(int(flat[0]), int(flat[-1]) + 1) if contiguous(flat) else None
-        self._index = None if self._run else geometry.indices(flat)
-        self._length = length
+        self._length = length if length is not None else blocks.shape[1] * geometry.block_size
+        in_place = len(blocks) == 1 and contiguous(blocks[0])
+        first = int(blocks[0, 0]) * geometry.block_size
+        self._where = slice(first, first + self._length) if in_place else geometry.indices(blocks)
 
-    def __call__(self, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, each ``[rows, num_kv_heads, length, head_dim]``."""
-        chosen = cache[self._run] if self._index is None else cache.index_select(0, self._index)
-        both = chosen.view(self._rows, -1, 2 * self._kv_heads, cache.shape[-1])
-        if self._length is not None:
-            both = both[:, : self._length]
-        both = both.transpose(1, 2)
+    def __call__(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """Keys and values, each ``[N, num_kv_heads, length, head_dim]``."""
+        where = self._where
+        if isinstance(where, slice):
+            return cache.key_heads[:, :, where], cache.value_heads[:, :, where]
+        chosen = cache.blocks.index_select(0, where)
+        both = chosen.view(self._rows, -1, *chosen.shape[2:])[:, : self._length].transpose(1, 2)
         return both[:, : self._kv_heads], both[:, self._kv_heads :]
 
 
 class _Part(Protocol):
     tokens: _Tokens
 
-    def __call__(self, cache: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Result: ...
+    def __call__(self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor) -> Result: ...
 
 
 class _Rows:
@@ -155,7 +175,7 @@ class _Rows:
         mask = torch.from_numpy(np.where(hidden, value, 0.0).astype(np.float64))
         return mask.to(self._size.device, self._size.dtype)[:, None, None, :]
 
-    def __call__(self, cache: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Result:
+    def __call__(self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor) -> Result:
         size = self._size
         rows, queries = self._rows, self._queries
         taken = self.tokens.take(query)
@@ -184,7 +204,7 @@ class _Prefix:
         self._keys = _Keys(part.blocks[None], geometry, part.length)
         self._size = geometry
 
-    def __call__(self, cache: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Result:
+    def __call__(self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor) -> Result:
         size, count = self._size, self.tokens.count
         taken = self.tokens.take(query)
         if count >= self._STACK_BELOW:
@@ -206,7 +226,7 @@ class _Chunk:
         self.tokens = _Tokens(part.tokens, geometry, part.query_lens)
         self._rows, self._queries = part.tokens.shape
 
-    def __call__(self, cache: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Result:
+    def __call__(self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor) -> Result:
         query, key, value = (
             self.tokens.take(each).view(self._rows, self._queries, *each.shape[1:]).transpose(1, 2)
             for each in (query, key, value)
@@ -218,16 +238,16 @@ class _Chunk:
 class _Band:
     """:class:`BandPart`: an explicit mask of bounded size."""
 
-    def __init__(self, part: BandPart, geometry: Geometry, window: int) -> None:
+    def __init__(self, part: BandPart, geometry: Geometry) -> None:
         self.tokens = _Tokens(part.tokens, geometry)
         length = part.query_offset + len(part.tokens)
         self._keys = _Keys(part.blocks[None], geometry, length)
         distance = np.arange(part.query_offset, length)[:, None] - np.arange(length)
-        hidden = torch.from_numpy((distance < 0) | (distance >= window)).to(geometry.device)
+        hidden = torch.from_numpy((distance < 0) | (distance >= part.window)).to(geometry.device)
         mask = torch.zeros(hidden.shape, dtype=geometry.dtype, device=geometry.device)
         self._mask = mask.masked_fill_(hidden, mask_value(geometry.dtype))[None, None]
 
-    def __call__(self, cache: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Result:
+    def __call__(self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor) -> Result:
         taken = self.tokens.take(query).transpose(0, 1)[None]
         out, lse = attend(taken, *self._keys(cache), self._mask)
         return out[0].transpose(0, 1), lse[0].transpose(0, 1)
@@ -239,27 +259,23 @@ class StepAttention:
     Args:
         parts: The step, cut.
         geometry: Sizes.
-        window: The layers' sliding window, if any.
     """
 
-    def __init__(self, parts: StepParts, geometry: Geometry, window: int | None) -> None:
-        self._first = [self._prepare(part, geometry, window) for part in parts.first]
-        self._merged = [self._prepare(part, geometry, window) for part in parts.merged]
+    def __init__(self, parts: StepParts, geometry: Geometry) -> None:
+        self._first = [self._prepare(part, geometry) for part in parts.first]
+        self._merged = [self._prepare(part, geometry) for part in parts.merged]
 
     @staticmethod
-    def _prepare(
-        part: RowsPart | PrefixPart | ChunkPart | BandPart, geometry: Geometry, window: int | None
-    ) -> _Part:
+    def _prepare(part: RowsPart | PrefixPart | ChunkPart | BandPart, geometry: Geometry) -> _Part:
         if isinstance(part, RowsPart):
             return _Rows(part, geometry)
         if isinstance(part, PrefixPart):
             return _Prefix(part, geometry)
         if isinstance(part, ChunkPart):
             return _Chunk(part, geometry)
-        assert window is not None
-        return _Band(part, geometry, window)
+        return _Band(part, geometry)
 
-    def __call__(self, cache: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention over one layer's ``cache``, which holds the step's keys already; ``[T, H, D]``."""
         if len(self._first) == 1:
             out, lse = self._first[0](cache, query, key, value)
