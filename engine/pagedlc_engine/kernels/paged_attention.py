@@ -1,0 +1,197 @@
+"""Paged attention, launched: from a plan to the kernels of :mod:`attention_kernels`.
+
+The plain-torch reference is :mod:`paged_attention_reference`.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from pagedlc_engine.kernels.attention_kernels import attention_kernel, merge_kernel
+from pagedlc_engine.kernels.attention_plan import AttentionPlan, TileTable
+from pagedlc_engine.kernels.launch import LOG2_E, dot_precision, interpreted, launch_options
+
+__all__ = ["AttentionConfig", "choose_config", "paged_attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Compile-time choices of one launch.
+
+    Args:
+        keys: Keys a step of the inner loop; a power of two.
+        num_warps: Warps a program.
+        num_stages: Depth of the load pipeline.
+        bulk_copy: Fetch keys and values by tensor descriptor; ``keys`` must divide the cache block.
+    """
+
+    keys: int
+    num_warps: int
+    num_stages: int
+    bulk_copy: bool = False
+
+
+def choose_config(rows: int, head_dim: int, block_size: int, dtype: torch.dtype, busy: bool) -> AttentionConfig:
+    """The decision rule in place of a run-time tuner; the figures behind it are in benchmarks/NOTES.md.
+
+    Args:
+        rows: Rows of the query tile.
+        head_dim: Elements a head.
+        block_size: Tokens a cache block.
+        dtype: Type of queries, keys and values.
+        busy: Whether there is work for every multiprocessor.
+    """
+    if dtype == torch.float32:
+        return AttentionConfig(keys=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2)
+    if rows <= 32:
+        if head_dim > 128:
+            return AttentionConfig(keys=32, num_warps=4, num_stages=3)
+        return AttentionConfig(keys=64, num_warps=4, num_stages=3) if busy else AttentionConfig(32, 4, 5)
+    warps = 8 if rows > 64 else 4
+    if block_size % 64 == 0 and head_dim in (64, 128, 256):
+        return AttentionConfig(keys=64, num_warps=warps, num_stages=2, bulk_copy=True)
+    return AttentionConfig(keys=64, num_warps=warps, num_stages=4 if head_dim <= 128 else 2)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    out: torch.Tensor | None = None,
+    config: AttentionConfig | None = None,
+) -> torch.Tensor:
+    """Attention of every query token over its request's cached keys up to its own position.
+
+    Args:
+        query: [T, heads, head_dim], heads contiguous within a token.
+        key_cache: [blocks, block_size, kv_heads, head_dim], contiguous.
+        value_cache: Like ``key_cache``.
+        plan: The step, cut into tiles.
+        scale: Factor on the scores, usually ``head_dim ** -0.5``.
+        window: Keys a query sees, its own included; ``None`` for all.
+        soft_cap: Bound on scores by ``soft_cap * tanh(score / soft_cap)``.
+        out: [T, heads, head_dim], contiguous; allocated when ``None``.
+        config: Compile-time choices for every launch instead of :func:`choose_config`'s.
+
+    Returns:
+        ``out``.
+    """
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    num_heads, head_dim = query.shape[1], query.shape[2]
+    partial_out = torch.empty((plan.partial_rows, num_heads, head_dim), dtype=torch.float32, device=query.device)
+    partial_lse = torch.empty((plan.partial_rows, num_heads), dtype=torch.float32, device=query.device)
+    launch = _Launch(
+        query, key_cache, value_cache, out, plan, partial_out, partial_lse, scale, window or 0, soft_cap, config
+    )
+    shared = plan.shared if window is None else None
+    for table in plan.tables if window is None else plan.unshared:
+        if table.merges_prefix and shared is not None:
+            launch.attend(shared, is_shared=True)
+        launch.attend(table)
+        if table.splits > 1:
+            launch.merge(table, shared.splits if table.merges_prefix and shared is not None else 0)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """The arguments that all launches of one call have in common."""
+
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    out: torch.Tensor
+    plan: AttentionPlan
+    partial_out: torch.Tensor
+    partial_lse: torch.Tensor
+    scale: float
+    window: int
+    soft_cap: float | None
+    config: AttentionConfig | None
+
+    def _config(self, table: TileTable) -> AttentionConfig:
+        if self.config is not None:
+            return self.config
+        _, block_size, num_kv_heads, head_dim = self.key_cache.shape
+        busy = len(table.records) * table.splits * num_kv_heads >= 256
+        return choose_config(table.rows, head_dim, block_size, self.query.dtype, busy)
+
+    def attend(self, table: TileTable, *, is_shared: bool = False) -> None:
+        num_blocks, block_size, num_kv_heads, head_dim = self.key_cache.shape
+        num_heads = self.query.shape[1]
+        config = self._config(table)
+        keys, values = self.key_cache, self.value_cache
+        if config.bulk_copy:
+            keys, values = (
+                TensorDescriptor.from_tensor(
+                    cache.view(num_blocks * block_size, num_kv_heads * head_dim), [config.keys, head_dim]
+                )
+                for cache in (keys, values)
+            )
+        capped = self.soft_cap is not None
+        overlap = not interpreted()
+        attention_kernel[(num_kv_heads, len(table.records), table.splits)](
+            self.query,
+            keys,
+            values,
+            self.out,
+            self.plan.block_tables,
+            table.records,
+            self.plan.members,
+            self.partial_out,
+            self.partial_lse,
+            self.scale / self.soft_cap if self.soft_cap else self.scale * LOG2_E,
+            self.soft_cap * LOG2_E if self.soft_cap else 0.0,
+            self.plan.block_tables.stride(0),
+            self.query.stride(0),
+            self.window,
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HEAD_PAD=triton.next_power_of_2(head_dim),
+            BLOCK_SIZE=block_size,
+            ROWS=table.rows,
+            KEYS=config.keys,
+            SPLIT=table.splits > 1,
+            SHARED=is_shared,
+            MERGE_PREFIX=table.merges_prefix,
+            WINDOWED=self.window > 0,
+            CAPPED=capped,
+            BULK=config.bulk_copy,
+            TWO_PHASES=table.rows > 32 and self.window == 0,
+            PRECISION=dot_precision(self.query.dtype),
+            OVERLAP=overlap,
+            **launch_options(config.num_warps, config.num_stages, overlap=overlap and table.merges_prefix),
+        )
+
+    def merge(self, table: TileTable, prefix_splits: int) -> None:
+        num_heads, head_dim = self.query.shape[1:]
+        overlap = not interpreted()
+        tokens = table.rows // (num_heads // self.key_cache.shape[2])
+        merge_kernel[(num_heads, len(table.records), tokens)](
+            self.out,
+            table.records,
+            self.partial_out,
+            self.partial_lse,
+            self.window,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            HEAD_PAD=triton.next_power_of_2(head_dim),
+            KEYS=self._config(table).keys,
+            PARTS=triton.next_power_of_2(table.splits + prefix_splits),
+            WINDOWED=self.window > 0,
+            OVERLAP=overlap,
+            **launch_options(4, 1, overlap=overlap),
+        )
