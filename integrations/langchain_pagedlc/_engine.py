@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, ValidationError
 
 from langchain_pagedlc._lease import EngineLease
 from langchain_pagedlc._options import arrange_options
@@ -19,17 +20,25 @@ __all__ = ["EngineBacked"]
 _LLM_FIELDS: Final = ("tokenizer", "chat_template", "revision", "trust_remote_code", "use_tqdm")
 
 
+def _as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+#: A name or path; kept as text, so that it can be serialized.
+Name = Annotated[str, BeforeValidator(_as_text)]
+
+
 class EngineBacked(BaseModel):
     """Mixin: a LangChain model whose answers come from a shared in-process engine."""
 
-    model: str = "smollm2"
+    model: Name = "smollm2"
     """``"smollm2"`` (the embedded default), a model folder or ``.gguf`` file, or a Hugging Face id."""
 
-    tokenizer: str | None = None
-    """Folder or Hugging Face id of another tokenizer than the model's own."""
+    tokenizer: Name | None = None
+    """File, folder or Hugging Face id of another tokenizer than the model's own."""
 
-    chat_template: str | None = None
-    """Jinja chat template instead of the model's own."""
+    chat_template: Name | None = None
+    """Jinja chat template, or the path of one, instead of the model's own."""
 
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face model."""

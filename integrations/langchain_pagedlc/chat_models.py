@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from langchain_pagedlc._batching import MAX_THREADS, admit_all
 from langchain_pagedlc._call import CALL_OPTIONS, Call, call_values, logprobs_wanted
@@ -261,7 +262,9 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         """Prompt tokens of a conversation as the chat template writes it, cue for the answer included."""
         if not messages:
             return 0
-        return len(self.llm.render_chat(to_chat_messages(messages), chat_template_kwargs=self.chat_template_kwargs))
+        schemas = [convert_to_openai_tool(tool) for tool in tools or ()]
+        conversation = to_chat_messages(messages)
+        return len(self.llm.render_chat(conversation, schemas or None, chat_template_kwargs=self.chat_template_kwargs))
 
     def _call(self, stop: list[str] | None, overrides: Mapping[str, Any]) -> Call:
         own = {name: getattr(self, name) for name in (*CALL_OPTIONS, *_CHAT_OPTIONS)}

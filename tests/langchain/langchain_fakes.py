@@ -103,7 +103,8 @@ class FakeLLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        return self.tokenizer.encode(_flat(messages), add_special_tokens=False)
+        shown = "".join(tool["function"]["name"] for tool in tools or ())
+        return self.tokenizer.encode(shown + _flat(messages), add_special_tokens=False)
 
     def generate(self, prompts: Any, params: SamplingParams, **options: Any) -> list[RequestOutput]:
         return self._all("generate", _listed(prompts), params, options)

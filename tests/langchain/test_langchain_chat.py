@@ -321,6 +321,12 @@ def test_tokens_are_counted_by_the_models_tokenizer(registry: FakeRegistry) -> N
     assert chat.get_num_tokens("Hi") == 2
     assert chat.get_num_tokens_from_messages([SystemMessage("s"), HumanMessage("Hi")]) == len("system:s\nuser:Hi\n")
     assert chat.get_num_tokens_from_messages([]) == 0
+
+    def search(query: str) -> str:
+        """Look something up."""
+        return query
+
+    assert chat.get_num_tokens_from_messages([HumanMessage("Hi")], [search]) == len("search" + PROMPT)
     assert VLLMChat(custom_get_token_ids=lambda text: [1, 2, 3]).get_num_tokens("Hi") == 3
 
 

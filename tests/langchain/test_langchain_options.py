@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from langchain_fakes import FakeRegistry
 
@@ -115,6 +117,11 @@ def test_other_spellings(registry: FakeRegistry) -> None:
     assert (chat.model, chat.max_tokens, chat.stop) == ("some/model", 5, ["x"])
     llm = VLLM(model_name="some/model", max_tokens=5)
     assert (llm.model, llm.max_new_tokens) == ("some/model", 5)
+
+
+def test_a_path_is_as_good_as_its_text(registry: FakeRegistry) -> None:
+    chat = VLLMChat(model=Path("models/one"), chat_template=Path("chat.jinja"))
+    assert (chat.model, chat.chat_template) == ("models/one", "chat.jinja")
 
 
 def test_the_default_answer_length_is_512(registry: FakeRegistry) -> None:
