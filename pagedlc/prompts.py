@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
@@ -17,14 +17,8 @@ __all__ = ["DEFAULT_MAX_TOKENS", "PreparedRequest", "Prompt", "TokensPrompt", "a
 DEFAULT_MAX_TOKENS = 256
 
 
-class TokensPrompt(TypedDict):
-    """A prompt that is tokenized already."""
-
-    prompt_token_ids: list[int]
-
-
 #: Text, token ids, or ``{"prompt_token_ids": [...]}`` (also ``{"prompt": "text"}``, as vLLM takes it).
-Prompt: TypeAlias = str | Sequence[int] | TokensPrompt | Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pagedlc_engine.attention.base import AttentionBackend
-from pagedlc_engine.attention.torch_backend import TorchAttentionBackend
+from pagedlc_engine.attention.torch_backend import TorchAttention
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import ConfigError, OutOfMemoryError
 from pagedlc_engine.model import ModelSpec, int8_available
@@ -83,10 +83,10 @@ def _attention(config: EngineConfig, device: torch.device) -> type[AttentionBack
     if config.attention_backend == "triton" and device.type != "cuda":
         raise ConfigError("attention_backend='triton' needs a CUDA device; use 'torch' or 'auto'.")
     if config.attention_backend == "torch" or device.type != "cuda":
-        return TorchAttentionBackend
-    from pagedlc_engine.attention.triton_backend import TritonAttentionBackend
+        return TorchAttention
+    from pagedlc_engine.attention.triton_backend import TritonAttention
 
-    return TritonAttentionBackend
+    return TritonAttention
 
 
 def num_kv_blocks(config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int) -> int:

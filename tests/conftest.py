@@ -1,0 +1,39 @@
+"""Fixtures that are dear: models that load once per test run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pagedlc import LLM
+from pagedlc.models import resolve_model
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[LLM]:
+    """The default model as a user gets it on this CPU."""
+    with LLM("smollm2") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def smollm2_fp32() -> Iterator[LLM]:
+    """The default model in exact float32."""
+    with LLM("smollm2", quantization=None) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def hf_smollm2() -> Any:
+    """transformers' own reading of the same GGUF file, the oracle. Takes half a minute to load."""
+    from transformers import AutoModelForCausalLM
+
+    path = resolve_model("smollm2").path
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()

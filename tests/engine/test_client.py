@@ -1,0 +1,255 @@
+"""Many users of one engine at once: threads, asyncio tasks, cancelled and forgotten requests, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_llm
+
+from pagedlc import LLM, EngineClosedError, EngineDeadError, InvalidRequestError, PromptTooLongError, SamplingParams
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    with tiny_llm(tmp_path) as made:
+        yield made
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
+
+
+def all_blocks_free(llm: LLM) -> bool:
+    stats = llm.stats()
+    return stats.num_running == stats.num_waiting == 0 and stats.num_free_blocks == stats.num_blocks
+
+
+def params(max_tokens: int, **more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def test_32_threads_and_200_tasks_share_an_engine_and_no_block_is_lost(llm: LLM) -> None:
+    expected = {
+        length: llm.generate([list(range(1, length))], params(12, temperature=0))[0].outputs[0].token_ids
+        for length in range(5, 40)
+    }
+    finished: list[int] = []
+
+    def check(length: int) -> None:
+        output = llm.generate([list(range(1, length))], params(12, temperature=0))[0]
+        assert output.outputs[0].token_ids == expected[length]
+        finished.append(length)
+
+    def thread(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(3):
+            check(draw.randint(5, 39))
+        stream = llm.generate_stream(list(range(1, draw.randint(5, 39))), params(200))
+        next(stream)
+        stream.close()
+
+    async def task(seed: int) -> bool:
+        length = 5 + seed % 35
+        if seed % 4 == 0:
+            running = asyncio.create_task(llm.agenerate([list(range(1, length))], params(400)))
+            await asyncio.sleep(0.001 * (seed % 7))
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            return False
+        output = (await llm.agenerate([list(range(1, length))], params(12, temperature=0)))[0]
+        return output.outputs[0].token_ids == expected[length]
+
+    async def tasks() -> list[bool]:
+        return await asyncio.gather(*(task(seed) for seed in range(200)))
+
+    threads = [threading.Thread(target=thread, args=(seed,)) for seed in range(32)]
+    for item in threads:
+        item.start()
+    right = asyncio.run(tasks())
+    for item in threads:
+        item.join(60)
+    assert sum(right) == 150
+    assert len(finished) == 96
+    eventually(lambda: all_blocks_free(llm))
+
+
+def test_closing_a_stream_frees_its_blocks(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2, 3], params(500))
+    next(stream)
+    stream.close()
+    eventually(lambda: all_blocks_free(llm))
+
+
+def test_a_stream_that_is_forgotten_frees_its_blocks(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2, 3], params(500))
+    next(stream)
+    del stream
+    gc.collect()
+    eventually(lambda: all_blocks_free(llm))
+
+
+def test_abort_by_id_ends_a_stream_with_what_it_has(llm: LLM) -> None:
+    chunks = []
+    for chunk in llm.generate_stream([1, 2, 3], params(500), request_id="mine"):
+        chunks.append(chunk)
+        if len(chunks) == 3:
+            llm.abort("mine")
+    assert chunks[-1].finish_reason == "abort"
+    assert 3 <= chunks[-1].num_generated_tokens < 500
+
+
+async def test_a_broken_off_async_stream_frees_its_blocks(llm: LLM) -> None:
+    stream = llm.agenerate_stream([1, 2, 3], params(500))
+    async for chunk in stream:
+        assert chunk.finish_reason is None
+        break
+    await stream.aclose()  # type: ignore[attr-defined]
+    await asyncio.to_thread(eventually, lambda: all_blocks_free(llm))
+
+
+def test_a_consumer_that_lags_gets_fewer_larger_chunks_and_every_token(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2, 3], params(200, temperature=0))
+    chunks = [next(stream)]
+    eventually(lambda: llm.stats().num_running == 0)
+    chunks += stream
+    assert len(chunks) <= 3
+    whole = llm.generate([[1, 2, 3]], params(200, temperature=0))[0].outputs[0]
+    assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+
+
+def test_the_same_seed_gives_the_same_tokens_whatever_else_runs(llm: LLM) -> None:
+    sampling = params(24, temperature=1.0, seed=7)
+    alone = llm.generate([[5, 6, 7]], sampling)[0].outputs[0].token_ids
+    others = [[number, 9] for number in range(1, 20)]
+    crowd = llm.generate([*others, [5, 6, 7], *others], [params(24)] * 19 + [sampling] + [params(24)] * 19)
+    assert crowd[19].outputs[0].token_ids == alone
+    assert llm.generate([[5, 6, 7]], params(24, temperature=1.0, seed=8))[0].outputs[0].token_ids != alone
+
+
+def test_n_answers_differ_and_each_is_what_its_seed_gives(llm: LLM) -> None:
+    output = llm.generate([[5, 6, 7] * 9], params(16, n=4, seed=3))[0]
+    answers = [answer.token_ids for answer in output.outputs]
+    assert [answer.index for answer in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(answer) for answer in answers}) == 4
+    alone = llm.generate([[5, 6, 7] * 9], params(16, seed=5))[0].outputs[0].token_ids
+    assert answers[2] == alone
+
+
+def test_timings_and_counts_are_there(llm: LLM) -> None:
+    output = llm.generate([list(range(1, 40))], params(8))[0]
+    again = llm.generate([list(range(1, 40))], params(8))[0]
+    assert output.num_cached_tokens == 0
+    assert again.num_cached_tokens == 32
+    timings = output.timings
+    assert timings.queue_time is not None
+    assert timings.time_to_first_token is not None
+    assert timings.time_per_output_token is not None
+    assert timings.total_time is not None
+    assert 0 <= timings.queue_time <= timings.time_to_first_token <= timings.total_time
+    stats = llm.stats()
+    assert stats.generation_tokens == 16
+    assert stats.prefix_cache_hit_rate == pytest.approx(32 / 78)
+    assert stats.tokens_per_second > 0
+
+
+def test_bad_requests_hurt_nobody_else(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2, 3], params(60, temperature=0))
+    first = next(stream)
+    bad: list[tuple[object, type[Exception], str]] = [
+        ([], InvalidRequestError, "empty"),
+        ({"prompt_token_ids": [10_000_000]}, InvalidRequestError, "vocabulary"),
+        ({"prompt_token_ids": [-1]}, InvalidRequestError, "vocabulary"),
+        ({"prompt_token_ids": [1] * 600}, PromptTooLongError, "600 tokens"),
+        ({"text": "x"}, InvalidRequestError, "prompt_token_ids"),
+        (3.5, InvalidRequestError, "token ids"),
+    ]
+    for prompt, kind, words in bad:
+        with pytest.raises(kind, match=words):
+            llm.generate([prompt] if not isinstance(prompt, float) else prompt, params(5))  # type: ignore[arg-type, list-item]
+    for more in ({"logit_bias": {10_000_000: 1.0}}, {"stop_token_ids": [-5]}):
+        with pytest.raises(InvalidRequestError, match="vocabulary"):
+            llm.generate([[1]], params(5, **more))
+    rest = [token for chunk in stream for token in chunk.token_ids]
+    assert len(first.token_ids) + len(rest) == 60
+
+
+def test_closing_the_engine_ends_running_requests_with_an_error(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2, 3], params(500))
+    next(stream)
+    threading.Timer(0.05, llm.close).start()
+    with pytest.raises(EngineClosedError, match="closed"):
+        list(stream)
+    with pytest.raises(EngineClosedError, match="closed"):
+        llm.generate([[1]])
+
+
+def test_a_second_engine_works_after_the_first_is_closed(tmp_path: Path) -> None:
+    answers = []
+    for _ in range(2):
+        with tiny_llm(tmp_path) as llm:
+            answers.append(llm.generate([[1, 2]], params(5, temperature=0))[0].outputs[0].token_ids)
+    assert answers[0] == answers[1]
+
+
+def test_an_engine_nobody_holds_gives_its_memory_back(tmp_path: Path) -> None:
+    llm = tiny_llm(tmp_path).load()
+    llm.generate([[1, 2]], params(5))
+    decoders = [weakref.ref(item) for item in gc.get_objects() if type(item).__name__ == "Decoder"]
+    threads = [thread for thread in threading.enumerate() if thread.name == "pagedlc-engine"]
+    assert decoders
+    assert threads
+    del llm
+    gc.collect()
+    eventually(lambda: not any(thread.is_alive() for thread in threads))
+    gc.collect()
+    assert all(decoder() is None for decoder in decoders)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_gets_an_error_and_not_a_hang(llm: LLM) -> None:
+    llm.load()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate([[1]], params(2))
+            os.write(write, b"answered")
+        except EngineDeadError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert b"forked" in os.read(read, 1000)
+    os.close(read)
+    os.close(write)
+
+
+def test_an_engine_that_dies_tells_everyone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedlc_engine.scheduler import Scheduler
+
+    stream = llm.generate_stream([1, 2, 3], params(500))
+    next(stream)
+
+    def broken(self: Scheduler) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Scheduler, "schedule", broken)
+    with pytest.raises(EngineDeadError, match="a bug"):
+        list(stream)
+    with pytest.raises(EngineDeadError, match="a bug"):
+        llm.generate([[1]], params(2))
