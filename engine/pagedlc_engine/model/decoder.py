@@ -1,0 +1,134 @@
+"""The decoder: one forward pass over the tokens of a step, whichever requests they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from pagedlc_engine.model.linear import Linear, NormLinear, ResidualLinear
+from pagedlc_engine.model.rope import RotaryEmbedding
+from pagedlc_engine.model.spec import ModelSpec
+
+__all__ = ["Decoder", "DecoderLayer", "LayerAttention"]
+
+
+class LayerAttention(Protocol):
+    """Attention of one step, over cached and new tokens; called once per layer."""
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            layer: Index of the layer.
+            query: ``[T, num_heads, head_dim]``, rotated.
+            key: ``[T, num_kv_heads, head_dim]``, rotated.
+            value: ``[T, num_kv_heads, head_dim]``.
+
+        Returns:
+            ``[T, num_heads * head_dim]``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer's weights.
+
+    Args:
+        qkv: Norm, then query, key and value rows in this order; query and key rows are interleaved
+            (see :mod:`pagedlc_engine.model.rope`).
+        qk_gain: Norm weights of the query and key heads ``[num_heads + num_kv_heads, head_dim]``, interleaved;
+            ``None`` for models without that norm.
+        output: From heads to the residual stream.
+        gate_up: Norm, then gate and up rows in this order.
+        down: From the inner width to the residual stream.
+    """
+
+    qkv: NormLinear
+    qk_gain: torch.Tensor | None
+    output: ResidualLinear
+    gate_up: NormLinear
+    down: ResidualLinear
+
+
+class Decoder:
+    """A decoder-only transformer of the Llama family.
+
+    Args:
+        spec: Shapes and switches.
+        embedding: ``[vocab_size, hidden_size]``.
+        layers: One entry per layer.
+        norm: Weight of the last norm ``[hidden_size]``.
+        head: From hidden vectors to logits.
+        rope: Rotations.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        embedding: torch.Tensor,
+        layers: list[DecoderLayer],
+        norm: torch.Tensor,
+        head: Linear,
+        rope: RotaryEmbedding,
+    ) -> None:
+        self.spec = spec
+        self.embedding = embedding
+        self.layers = layers
+        self.norm = norm
+        self.head = head
+        self.rope = rope
+        self.device = embedding.device
+        self.dtype = embedding.dtype
+
+    @torch.inference_mode()
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention) -> torch.Tensor:
+        """Hidden vectors after the last norm.
+
+        Args:
+            token_ids: ``[T]`` int64, the tokens of all requests one after the other.
+            positions: ``[T]`` int64, each token's place in its own request.
+            attention: Knows which tokens may see which.
+
+        Returns:
+            ``[T, hidden_size]`` in the model's type.
+        """
+        stream = functional.embedding(token_ids, self.embedding)
+        rotations = self.rope.rotations(positions)
+        for index, layer in enumerate(self.layers):
+            query, key, value = self._heads(layer, stream, rotations)
+            stream = layer.output(attention(index, query, key, value), stream)
+            gate, up = layer.gate_up(stream).chunk(2, dim=-1)
+            stream = layer.down(functional.silu(gate).mul_(up), stream)
+        return functional.rms_norm(stream, self.norm.shape, self.norm, self.spec.rms_norm_eps)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[S, vocab_size]`` float32 for hidden vectors ``[S, hidden_size]``."""
+        return self.head(hidden).float()
+
+    def _heads(
+        self, layer: DecoderLayer, stream: torch.Tensor, rotations: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value heads; the first two normed (where the model does) and rotated."""
+        spec = self.spec
+        heads = layer.qkv(stream).view(len(stream), -1, spec.head_dim)
+        turning = heads[:, : spec.num_heads + spec.num_kv_heads]
+        value = heads[:, spec.num_heads + spec.num_kv_heads :]
+        if layer.qk_gain is not None:
+            turning = functional.rms_norm(turning, (spec.head_dim,), None, spec.rms_norm_eps).mul_(layer.qk_gain)
+        turning = _rotate(turning, rotations)
+        return turning[:, : spec.num_heads], turning[:, spec.num_heads :], value
+
+
+def _rotate(heads: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    """Turn the pairs of ``heads`` ``[T, n, head_dim]`` by ``rotations`` ``[T, 1, head_dim // 2]``.
+
+    float32 heads are changed in place.
+    """
+    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    pairs.mul_(rotations)
+    return torch.view_as_real(pairs).flatten(-2).to(heads.dtype)

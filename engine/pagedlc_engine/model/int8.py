@@ -1,0 +1,140 @@
+"""Linear layers in 8-bit integers on a CPU, through torch's FBGEMM kernels.
+
+Weights are rounded to int8 with one scale per output row. Activations are rounded while the product runs:
+each token's vector is divided by its largest magnitude, so that the kernel's fixed scale fits every token,
+and the result is multiplied back. A token's numbers therefore never depend on the other tokens of the batch,
+as they would with one scale for the whole batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+__all__ = ["Int8Linear", "Int8Method", "Int8NormLinear", "Int8ResidualLinear", "activation_levels", "int8_available"]
+
+#: Keeps a vector of zeros from being divided by zero.
+_SMALLEST = 1e-30
+_ENGINES = ("x86", "fbgemm")
+
+
+def int8_available() -> bool:
+    """Whether this torch has the FBGEMM kernels for this CPU."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+@functools.cache
+def activation_levels() -> int:
+    """How many integer steps the largest activation may take: 127 or 63.
+
+    Without VNNI instructions the kernels add pairs of products in 16 bits, which overflow when both are
+    large; 63 steps are always safe. The worst case is tried out once on this CPU.
+    """
+    weight = torch.full((16, 64), 1.0)
+    ones = torch.ones(2, 64)
+    exact = torch.tensor([[64.0], [-64.0]]).expand(2, 16)
+    found = _product(torch.cat([ones[:1], -ones[:1]]), _pack(weight, torch.full((16,), 1.0 / 127)), 127)
+    return 127 if torch.allclose(found, exact, rtol=1e-3) else 63
+
+
+def _pack(weight: torch.Tensor, scales: torch.Tensor) -> Any:
+    """FBGEMM's layout of ``weight`` ``[out, in]`` rounded to int8 steps of ``scales`` ``[out]``."""
+    zeros = torch.zeros(len(scales), dtype=torch.int64)
+    rounded = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
+    engine = torch.backends.quantized.engine
+    if engine in _ENGINES:
+        return torch.ops.quantized.linear_prepack(rounded, None)
+    torch.backends.quantized.engine = "fbgemm"
+    try:
+        return torch.ops.quantized.linear_prepack(rounded, None)
+    finally:
+        torch.backends.quantized.engine = engine
+
+
+def _product(x: torch.Tensor, packed: Any, levels: int) -> torch.Tensor:
+    """``x @ weight.T`` for ``x`` within -1 and 1, rounded to ``levels`` steps on either side of zero."""
+    result: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+        x, 1.0 / levels, levels + 1, packed
+    )
+    return result
+
+
+class _Int8Weight:
+    """A packed weight; ``factor`` is multiplied into it."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, factor: float = 1.0) -> None:
+        weight = weight.float()
+        scales = weight.abs().amax(dim=1).clamp_min_(_SMALLEST) / 127
+        self.packed = _pack(weight.mul(factor) if factor != 1.0 else weight, scales * factor)
+        self.bias = None if bias is None else bias.float()
+        self.levels = activation_levels()
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax(dim=-1, keepdim=True).clamp_min_(_SMALLEST)
+
+
+class Int8Linear(_Int8Weight):
+    """See :class:`~pagedlc_engine.model.linear.Linear`."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``[T, in]`` to ``[T, out]``, float32."""
+        largest = _largest(x)
+        product = _product(x / largest, self.packed, self.levels)
+        return product.mul_(largest) if self.bias is None else torch.addcmul(self.bias, product, largest)
+
+
+class Int8NormLinear(_Int8Weight):
+    """See :class:`~pagedlc_engine.model.linear.NormLinear`.
+
+    The norm divides a token's vector by one number, and so does the rounding: both divisions are made at once.
+    """
+
+    def __init__(self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        width = weight.shape[1]
+        super().__init__(weight, bias, math.sqrt(width))
+        self.gain = gain.float()
+        self.floor = torch.tensor(math.sqrt(width * eps))
+
+    def __call__(self, stream: torch.Tensor) -> torch.Tensor:
+        """``[T, in]`` to ``[T, out]``, float32."""
+        scaled = stream * self.gain
+        largest = _largest(scaled)
+        product = _product(scaled.div_(largest), self.packed, self.levels)
+        # sqrt(sum of squares + width * eps); sqrt(width) is in the weight.
+        length = torch.hypot(torch.linalg.vector_norm(stream, dim=-1, keepdim=True), self.floor)
+        factor = largest.div_(length)
+        return product.mul_(factor) if self.bias is None else torch.addcmul(self.bias, product, factor)
+
+
+class Int8ResidualLinear(_Int8Weight):
+    """See :class:`~pagedlc_engine.model.linear.ResidualLinear`."""
+
+    def __call__(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        """``[T, in]`` and ``[T, out]`` to ``[T, out]``, float32."""
+        largest = _largest(x)
+        product = _product(x / largest, self.packed, self.levels)
+        if self.bias is not None:
+            stream = stream + self.bias
+        return torch.addcmul(stream, product, largest)
+
+
+class Int8Method:
+    """Linear layers in 8-bit integers."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear:
+        """See :class:`~pagedlc_engine.model.linear.LinearMethod`."""
+        return Int8Linear(weight, bias)
+
+    def norm_linear(
+        self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> Int8NormLinear:
+        """See :class:`~pagedlc_engine.model.linear.LinearMethod`."""
+        return Int8NormLinear(gain, eps, weight, bias)
+
+    def residual_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8ResidualLinear:
+        """See :class:`~pagedlc_engine.model.linear.LinearMethod`."""
+        return Int8ResidualLinear(weight, bias)

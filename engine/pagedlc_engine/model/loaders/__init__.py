@@ -1,0 +1,1 @@
+"""Where weights come from: GGUF files, safetensors folders, or a random generator."""

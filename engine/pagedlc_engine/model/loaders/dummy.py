@@ -1,0 +1,42 @@
+"""Random weights, for benchmarks and tests without files."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+
+from pagedlc_engine.model.loaders.base import tensor_shapes
+from pagedlc_engine.model.spec import ModelSpec
+
+__all__ = ["DummyWeights"]
+
+_STD = 0.02
+
+
+class DummyWeights:
+    """Normal weights of standard deviation 0.02, biases of zero and norms of one.
+
+    Args:
+        spec: The model.
+        seed: The same seed gives the same weights, whatever order they are asked for in.
+        dtype: Type of the tensors.
+        device: Where they are made; a GPU makes large models in a moment.
+    """
+
+    def __init__(self, spec: ModelSpec, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes = tensor_shapes(spec)
+        self._seed = seed
+        self._dtype = dtype
+        self._device = device
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor ``name``."""
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=self._dtype, device=self._device)
+        if name.endswith(".bias"):
+            return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return tensor.normal_(0.0, _STD, generator=generator)
