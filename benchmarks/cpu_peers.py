@@ -26,6 +26,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -131,7 +132,7 @@ def in_turns(peers: list[Peer], repeats: int, work: Callable[[Peer, str], object
     seconds: dict[str, list[float]] = {peer.name: [] for peer in peers}
     for repeat in range(-1, repeats):
         for peer in peers:
-            taken = timed(lambda peer=peer, repeat=repeat: work(peer, f"{peer.name}/{repeat}"))  # type: ignore[misc]
+            taken = timed(partial(work, peer, f"{peer.name}/{repeat}"))
             if repeat >= 0:
                 seconds[peer.name].append(taken)
     return seconds
@@ -164,13 +165,14 @@ def bench_prefix(peers: list[Peer], repeats: int) -> dict[str, Any]:
             shared = random_tokens(f"prefix/{peer.name}/{repeat}", PREFILL_TOKENS)
             for part, figures in (("cold", cold), ("warm", warm)):
                 prompt = shared + random_tokens(f"{part}/{peer.name}/{repeat}", 16)
-                taken = timed(lambda prompt=prompt, peer=peer: peer.complete([prompt], 1))  # type: ignore[misc]
+                taken = timed(partial(peer.complete, [prompt], 1))
                 figures.setdefault(peer.name, []).append(taken * 1e3)
     return {"first token, cold 1,040 tokens (ms)": cold, "first token, warm prefix (ms)": warm}
 
 
 def bench_chat(repeats: int, peer: Transformers | None) -> dict[str, Any]:
     from langchain_core.language_models import BaseChatModel
+
     from langchain_pagedlc import VLLMChat
 
     models: dict[str, BaseChatModel] = {
@@ -183,7 +185,7 @@ def bench_chat(repeats: int, peer: Transformers | None) -> dict[str, Any]:
         document = " ".join(f"Rule {n} of laboratory {repeat}: keep item {n * 7} in room {n % 9}." for n in range(55))
         prompts = [[("system", f"Answer from this document.\n{document}"), ("human", text)] for text in QUESTIONS]
         for name, model in models.items():
-            figures[name].append(timed(lambda model=model: model.batch(prompts)))  # type: ignore[misc]
+            figures[name].append(timed(partial(model.batch, prompts)))
     return {"8 questions on one document, LangChain batch (s)": figures}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -217,7 +217,7 @@ class LLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> Iterator[CompletionChunk]:
+    ) -> Generator[CompletionChunk, None, None]:
         """Complete one prompt and yield the answer as it comes.
 
         Closing the generator gives the request up. ``request_id`` names it for :meth:`abort`.
@@ -233,7 +233,7 @@ class LLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[CompletionChunk]:
+    ) -> AsyncGenerator[CompletionChunk, None]:
         """:meth:`generate_stream` for asyncio; cancelling the task gives the request up."""
         await self._aready()
         params = pair_params(sampling_params, 1)[0]
@@ -290,7 +290,7 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
         **template_options: Any,
-    ) -> Iterator[CompletionChunk]:
+    ) -> Generator[CompletionChunk, None, None]:
         """Answer one conversation and yield the answer as it comes; see :meth:`generate_stream`."""
         prompt = self.render_chat(messages, **template_options)
         return self.generate_stream(
@@ -306,7 +306,7 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
         **template_options: Any,
-    ) -> AsyncIterator[CompletionChunk]:
+    ) -> AsyncGenerator[CompletionChunk, None]:
         """:meth:`chat_stream` for asyncio."""
         await self._aready()
         prompt = self.render_chat(messages, **template_options)
@@ -418,7 +418,7 @@ class LLM:
         finally:
             batch.close()
 
-    def _stream(self, prepared: PreparedRequest) -> Iterator[CompletionChunk]:
+    def _stream(self, prepared: PreparedRequest) -> Generator[CompletionChunk, None, None]:
         batch = _Batch(self._ready(), self.tokenizer, [prepared.request], [prepared.text])
         try:
             while deltas := batch.mailbox.take():
@@ -426,7 +426,7 @@ class LLM:
         finally:
             batch.close()
 
-    async def _astream(self, prepared: PreparedRequest) -> AsyncIterator[CompletionChunk]:
+    async def _astream(self, prepared: PreparedRequest) -> AsyncGenerator[CompletionChunk, None]:
         batch = _Batch(self._ready(), self.tokenizer, [prepared.request], [prepared.text])
         try:
             while deltas := await batch.mailbox.take_async():

@@ -11,7 +11,7 @@ from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.request import Request, SamplingParams
 
-__all__ = ["DEFAULT_MAX_TOKENS", "PreparedRequest", "Prompt", "TokensPrompt", "as_prompts", "pair_params", "prepare"]
+__all__ = ["DEFAULT_MAX_TOKENS", "PreparedRequest", "Prompt", "as_prompts", "pair_params", "prepare"]
 
 #: Answers are this long at most when no sampling parameters are given.
 DEFAULT_MAX_TOKENS = 256

@@ -116,7 +116,7 @@ async def test_a_broken_off_async_stream_frees_its_blocks(llm: LLM) -> None:
     async for chunk in stream:
         assert chunk.finish_reason is None
         break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     await asyncio.to_thread(eventually, lambda: all_blocks_free(llm))
 
 

@@ -9,7 +9,8 @@ import torch
 
 from pagedlc import LLM, RequestOutput, SamplingParams
 
-TOPICS = ["the sea", "a letter home", "prime numbers", "bread", "the moon", "trains", "a red fox", "winter", "tea", "maps"]
+TOPICS = ["the sea", "a letter home", "prime numbers", "bread", "the moon", "trains", "a red fox", "winter"]
+TOPICS += ["tea", "maps"]
 OPENINGS = [
     "Write one sentence about {}.",
     "Q: What do people like about {}?\nA:",
