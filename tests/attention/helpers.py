@@ -14,11 +14,9 @@ from pagedlc_engine.attention.parts import Limits
 from pagedlc_engine.attention.torch_backend import TorchAttention
 
 #: Splits as soon as there is anything to split, so that small tests reach every path.
-EAGER = Limits(
-    shared_tokens=1, run_tokens=1, padding_tokens=0, query_padding_tokens=0, gather_tokens=64, mask_elements=200
-)
+EAGER = Limits(shared_tokens=1, padding_tokens=0, query_padding_tokens=0, gather_tokens=64, mask_elements=200)
 #: Never splits.
-NEVER = Limits(shared_tokens=1 << 40, run_tokens=1 << 40, padding_tokens=1 << 40, query_padding_tokens=1 << 40)
+NEVER = Limits(shared_tokens=1 << 40, padding_tokens=1 << 40, query_padding_tokens=1 << 40, gather_tokens=1 << 40)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagedlc_engine.attention.base import AttentionBatch, IntArray
-from pagedlc_engine.attention.sharing import SharedRun, find_shared_runs, leading_run
+from pagedlc_engine.attention.sharing import SharedRun, find_shared_runs
 
 __all__ = ["BandPart", "ChunkPart", "Limits", "PrefixPart", "RowsPart", "StepParts", "contiguous", "split_step"]
 
@@ -28,18 +28,17 @@ class Limits:
 
     Args:
         shared_tokens: Repeated reads of shared keys that one more part must save.
-        run_tokens: Shortest contiguous run that is worth a part of its own, read in place.
         padding_tokens: Padding keys for which one more batch is not worth its calls.
         query_padding_tokens: The same for padding queries of new chunks.
-        gather_tokens: Most keys gathered at once; bounds temporary memory.
+        gather_tokens: Most keys gathered at once. What is gathered should still be in the processor's cache
+            when it is used, which also bounds temporary memory.
         mask_elements: Most elements of an explicit query-by-key mask.
     """
 
     shared_tokens: int = 512
-    run_tokens: int = 512
     padding_tokens: int = 384
     query_padding_tokens: int = 32
-    gather_tokens: int = 1 << 16
+    gather_tokens: int = 2048
     mask_elements: int = 1 << 22
 
 
@@ -143,7 +142,7 @@ class _Splitter:
         self._begins = np.zeros_like(self._key_ends)
 
     def split_full(self) -> None:
-        """Without a window: shared prefixes, contiguous runs, then each row's rest."""
+        """Without a window: shared prefixes, then each row's rest."""
         # Never a decoding row's last token: what is left for it must not be empty.
         shareable = np.where(self._query_lens == 1, self._key_ends - 1, self._key_ends)
         minimum = self._limits.shared_tokens // self._block_size
@@ -170,8 +169,10 @@ class _Splitter:
         return self._tables[row, begin // self._block_size : -(-end // self._block_size)]
 
     def _add_prefix(self, row: int, tokens: IntArray, begin: int, end: int) -> None:
-        """Keys ``begin .. end`` of ``row`` for ``tokens``, in pieces of bounded size; ``begin`` is a block's start."""
+        """Keys ``begin .. end`` of ``row`` for ``tokens``, gathered in pieces; ``begin`` is a block's start."""
         step = max(self._limits.gather_tokens // self._block_size, 1) * self._block_size
+        if contiguous(self._blocks_between(row, begin, end)):
+            step = end - begin
         for left in range(begin, end, step):
             right = min(left + step, end)
             self.parts.merged.append(PrefixPart(tokens, self._blocks_between(row, left, right), right - left))
@@ -183,33 +184,17 @@ class _Splitter:
         self._begins[run.rows] = end
 
     def _shorten_decoding_row(self, row: int) -> None:
-        """Take a long contiguous run, or what would be gathered at too great a size, off a row's front."""
-        size = self._block_size
+        """Take off a row's front what is too much for one gather; a row in one run is read in place."""
         begin, end = int(self._begins[row]), int(self._key_ends[row])
-        run = leading_run(self._blocks_between(row, begin, end)) * size
-        covered = begin + run >= end
         excess = end - begin - self._limits.gather_tokens
-        taken = 0
-        if not covered and run >= self._limits.run_tokens and len(self._query_lens) > 1:
-            taken = run
-        if excess > taken and not covered:
-            taken = -(-excess // size) * size
-        if taken:
-            self._add_prefix(row, self._tokens_of(row), begin, begin + taken)
-            self._begins[row] = begin + taken
+        if excess <= 0 or contiguous(self._blocks_between(row, begin, end)):
+            return
+        middle = begin + -(-excess // self._block_size) * self._block_size
+        self._add_prefix(row, self._tokens_of(row), begin, middle)
+        self._begins[row] = middle
 
     def _add_decoding(self) -> None:
-        rows = self._decoding
-        if not len(rows):
-            return
-        in_place = np.array([len(rows) > 1 and self._reads_in_place(int(row)) for row in rows])
-        self.parts.first.extend(self._rows_part(row[None]) for row in rows[in_place])
-        self.parts.first.extend(self._rows_part(bucket) for bucket in self._by_keys(rows[~in_place]))
-
-    def _reads_in_place(self, row: int) -> bool:
-        begin, end = int(self._begins[row]), int(self._key_ends[row])
-        blocks = self._blocks_between(row, begin, end)
-        return end - begin >= self._limits.run_tokens and leading_run(blocks) == len(blocks)
+        self.parts.first.extend(self._rows_part(bucket) for bucket in self._by_keys(self._decoding))
 
     def _by_keys(self, rows: IntArray) -> Iterator[IntArray]:
         """Rows of similar key counts, in the order of the batch within each group."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from pagedlc_engine.attention.base import IntArray
 
-__all__ = ["SharedRun", "find_shared_runs", "leading_run"]
+__all__ = ["SharedRun", "find_shared_runs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,6 @@ def find_shared_runs(tables: IntArray, usable: IntArray, minimum: int) -> Iterat
                 yield SharedRun(members, begin, end)
                 start = end
             pending.append((members, start, end))
-
-
-def leading_run(blocks: IntArray) -> int:
-    """How many of the first blocks lie one after the other in memory."""
-    breaks = np.flatnonzero(np.diff(blocks) != 1)
-    return int(breaks[0]) + 1 if len(breaks) else len(blocks)
 
 
 def _by_block(tables: IntArray, usable: IntArray, rows: list[int], column: int) -> list[list[int]]:

