@@ -25,16 +25,17 @@ __all__ = ["VLLM"]
 class VLLM(EngineBacked, SamplingFields, BaseLLM):
     """A text completion model inside your own process.
 
-    Takes the constructor of ``langchain_community.llms.VLLM``, and engine options directly as keywords. What that
-    class has and this engine has not (beam search, tensor parallelism …) is accepted at the value that asks for
-    nothing. Model, options and sampling values are checked at once; weights load with the first request or by
-    ``load()``; all models made with the same name and engine options share one engine.
+    Takes the constructor of ``langchain_community.llms.VLLM``, and engine options directly as keywords
+    (``gpu_memory_utilization=0.85``, ``max_num_seqs=128`` …). What that class has and this engine has not (beam
+    search, tensor parallelism …) is accepted at the value that asks for nothing. Model, options and sampling
+    values are checked at once; weights load with the first request or by ``load()``; all models made with the
+    same name and engine options share one engine.
 
     Instantiate and invoke::
 
         from langchain_pagedlc import VLLM
 
-        llm = VLLM(model="smollm2", max_new_tokens=32, temperature=0, top_k=50, gpu_memory_utilization=0.85)
+        llm = VLLM(model="smollm2", max_new_tokens=32, temperature=0.7, top_k=50)
         print(llm.invoke("The three primary colours are"))
 
     Stream, async, batch::

@@ -68,6 +68,7 @@ def test_a_forgotten_model_gives_the_engine_back(model_class: Any, registry: Fak
     assert not registry.engine.alive
 
 
+@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
 def test_langchain_serialization(model_class: Any, registry: FakeRegistry) -> None:
     model = model_class(**OPTIONS)
     written = dumpd(model)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-import langchain_core.load.load as langchain_load
 import pytest
 from langchain_tests.unit_tests import ChatModelUnitTests
 
@@ -14,9 +14,10 @@ from langchain_pagedlc import VLLMChat
 @pytest.fixture(autouse=True)
 def listed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite loads what it wrote with ``allowed_objects="all"``, which means: the packages on LangChain's list."""
+    loader = import_module("langchain_core.load.load")
     path = tuple(VLLMChat.lc_id())
-    monkeypatch.setitem(langchain_load.ALL_SERIALIZABLE_MAPPINGS, path, path)
-    monkeypatch.setattr(langchain_load, "_default_class_paths_cache", {})
+    monkeypatch.setitem(loader.ALL_SERIALIZABLE_MAPPINGS, path, path)
+    monkeypatch.setattr(loader, "_default_class_paths_cache", {})
 
 
 class TestVLLMChatUnit(ChatModelUnitTests):
