@@ -88,6 +88,7 @@ def assert_follows_reference(steps: int = 6, logits_seed: int = 0, scale: float 
         {"repetition_penalty": 0.5, "temperature": 0.0, "output": [4, 4, 9]},
         {"frequency_penalty": 1.2, "output": [5, 5, 5, 6], "temperature": 0.5},
         {"frequency_penalty": -2.0, "temperature": 0.0, "output": [17, 17, 17, 17]},
+        {"presence_penalty": 2.0, "output": [17] * 5, "logit_bias": {17: 10.0}, "temperature": 0.0},
         {"presence_penalty": 2.0, "output": list(range(0, V, 2))},
         {"repetition_penalty": 1.3, "presence_penalty": -1.0, "frequency_penalty": 0.7, "output": [1, 8, 8, 200]},
         {"logit_bias": {7: 5.0, 8: -3.0, 299: 6.0}},
@@ -103,7 +104,7 @@ def test_every_parameter_matches_the_reference(options: dict[str, Any]) -> None:
     assert_follows_reference(**options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_combination_of_parameters_matches_the_reference(data: st.DataObject) -> None:
     tokens = st.integers(0, V - 1)
@@ -313,6 +314,19 @@ def test_a_request_added_to_a_used_slot_replaces_the_old_one() -> None:
     sampler.sample(logits[:1], [0])
     add(sampler, slot=0, temperature=0.0)
     assert sampler.sample(logits[:1], [0]).token_ids.item() == logits[0].argmax()
+
+
+def test_penalties_start_afresh_when_a_slot_is_used_again() -> None:
+    logits = torch.zeros(1, V)
+    logits[0, 5] = 1.0
+    sampler = Sampler(V, CPU)
+    add(sampler, frequency_penalty=0.1, temperature=0.0)
+    for _ in range(4):
+        sampler.sample(logits, [0])
+    sampler.remove(0)
+    add(sampler, frequency_penalty=0.9, temperature=0.0)
+    tokens = [sampler.sample(logits, [0]).token_ids.item() for _ in range(3)]
+    assert tokens == [5, 5, 0]
 
 
 @pytest.mark.parametrize(

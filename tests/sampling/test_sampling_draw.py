@@ -102,7 +102,7 @@ weight_rows = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(values=weight_rows, top_p=st.floats(0.001, 0.999))
 @example(values=[1.0] + [0.5] * 599, top_p=0.9)
 @example(values=[1e-30] * 400, top_p=0.5)
@@ -117,7 +117,24 @@ def test_top_p_keeps_the_smallest_set_of_likeliest_tokens(values: list[float], t
     assert row[row > cut].sum() < top_p * row.sum() * (1 + 1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+def test_top_p_stops_where_its_mass_is_reached_exactly() -> None:
+    weights = torch.tensor([[0.25, 1.0, 0.25, 0.5]] * 3)
+    top_p = torch.tensor([[0.5], [0.75], [0.76]], dtype=torch.float64)
+    assert top_p_cut(weights, top_p)[:, 0].tolist() == [1.0, 0.5, 0.25]
+    assert cut_reaching(weights, weights, top_p * 2.0)[:, 0].tolist() == [1.0, 0.5, 0.25]
+
+
+def test_a_search_tells_neighbouring_numbers_apart_and_a_row_of_nan_does_no_harm() -> None:
+    one = torch.ones(1).view(torch.int32).item()
+    row = torch.arange(one - 1500, one + 1, dtype=torch.int32).view(torch.float32)
+    values = row[torch.randperm(len(row), generator=torch.Generator().manual_seed(0))].repeat(len(row) + 1, 1)
+    values[-1] = torch.nan
+    ranks = torch.arange(1, len(row) + 2)[:, None]
+    cuts = cut_reaching(values, torch.ones_like(values), ranks)[:-1, 0]
+    assert torch.equal(cuts, row.flip(0))
+
+
+@settings(max_examples=80, deadline=None)
 @given(values=weight_rows, data=st.data())
 def test_top_k_keeps_the_k_likeliest_tokens_and_their_ties(values: list[float], data: st.DataObject) -> None:
     top_k = data.draw(st.integers(1, len(values)))

@@ -13,7 +13,6 @@ from torch import Tensor
 
 __all__ = ["cut_reaching"]
 
-_BITS_OF_ONE = 0x3F80_0000
 # (lowest bit, number of values) of each digit; together 11 + 11 + 8 = 30 bits.
 _DIGITS = ((19, 1 << 11), (8, 1 << 11), (0, 1 << 8))
 
@@ -32,12 +31,12 @@ def cut_reaching(values: Tensor, amounts: Tensor, wanted: Tensor) -> Tensor:
     Returns:
         float32 [R, 1].
     """
-    # NaN (a row that fails anyway) must not become an index out of range.
-    bits = values.view(torch.int32).clamp(0, _BITS_OF_ONE)
+    bits = values.view(torch.int32)
     result = torch.zeros_like(bits[:, :1])
     above = torch.zeros(len(bits), 1, dtype=torch.float64, device=bits.device)
     for shift, size in _DIGITS:
-        # Counted from the top, so that cumulative sums run from the greatest values down.
+        # Counted from the top, so that cumulative sums run from the greatest values down. The mask keeps even the
+        # bits of a NaN (in a row that fails anyway) within the histogram.
         place = (size - 1) - ((bits >> shift) & (size - 1))
         sums = torch.zeros(len(bits), size, dtype=torch.float64, device=bits.device)
         sums.scatter_add_(1, place.to(torch.int64), amounts.to(torch.float64))
