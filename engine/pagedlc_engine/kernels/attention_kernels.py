@@ -131,7 +131,7 @@ def attention_kernel(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     SHARED: tl.constexpr,
-    MERGE_PREFIX: tl.constexpr,
+    AFTER_PREFIX: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     BULK: tl.constexpr,
@@ -149,7 +149,7 @@ def attention_kernel(
     record = records + tl.program_id(1) * 8
     count = tl.load(record + 2)
     if count == 0:
-        if OVERLAP and MERGE_PREFIX:
+        if OVERLAP and AFTER_PREFIX:
             gdc_wait()
         return
     table = block_tables + tl.load(record).to(tl.int64) * table_stride
@@ -165,13 +165,11 @@ def attention_kernel(
         begin += tl.maximum(position - window + 1 - begin, 0) // KEYS * KEYS
     start = begin
     stop = end
-    alone = True
     if SPLIT:
         start = begin + split * chunk
         stop = tl.minimum(end, start + chunk)
-        alone = end - begin <= chunk
         if start >= end:
-            if OVERLAP and MERGE_PREFIX:
+            if OVERLAP and AFTER_PREFIX:
                 gdc_wait()
             return
 
@@ -219,27 +217,19 @@ def attention_kernel(
         tl.store(partial_lse + where, lse, mask=live)
         tl.store(partial_out + where[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
     else:
-        if OVERLAP and MERGE_PREFIX:
+        # The merge waits for this launch alone, so this launch must not end before the prefix pass has.
+        if OVERLAP and AFTER_PREFIX:
             gdc_wait()
-        if OVERLAP and SPLIT:
+        if OVERLAP and (SPLIT or AFTER_PREFIX):
             gdc_launch_dependents()
-        if alone:
-            if MERGE_PREFIX:
-                for part in range(prefix_splits):
-                    where = (partial_base + part * count + local).to(tl.int64) * NUM_HEADS + head
-                    other_lse = tl.load(partial_lse + where, mask=live, other=float("-inf"))
-                    other = tl.load(partial_out + where[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
-                    high = tl.maximum(lse, other_lse)
-                    mine = tl.exp2(lse - high)
-                    theirs = tl.exp2(other_lse - high)
-                    norm = mine + theirs
-                    acc = acc * (mine / norm)[:, None] + other * (theirs / norm)[:, None]
-                    lse = high + tl.log2(norm)
+        is_whole = True
+        if SPLIT or AFTER_PREFIX:
+            is_whole = prefix_splits + tl.cdiv(end - begin, chunk) == 1
+        if is_whole:
             target = out + (token.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
             tl.store(target, acc.to(out.dtype.element_ty), mask=inside)
         else:
-            part = prefix_splits + split
-            where = (partial_base + part * count + local).to(tl.int64) * NUM_HEADS + head
+            where = (partial_base + (prefix_splits + split) * count + local).to(tl.int64) * NUM_HEADS + head
             tl.store(partial_lse + where, lse, mask=live)
             tl.store(partial_out + where[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
 
@@ -259,7 +249,8 @@ def merge_kernel(
     WINDOWED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (heads, tiles, tokens of a tile): merge a split tile's intermediate results by log-sum-exp."""
+    """Grid (heads, tiles, tokens of a tile): merge a tile's intermediate results, its prefix's and its own splits',
+    by log-sum-exp. Tiles in one part were written by the attention kernel."""
     record = records + tl.program_id(1) * 8
     first_token = tl.load(record + 1)
     count = tl.load(record + 2)
@@ -273,12 +264,12 @@ def merge_kernel(
     local = tl.program_id(2)
     if WINDOWED:
         begin += tl.maximum(position - window + 1 - begin, 0) // KEYS * KEYS
-    keys = position + count - begin
-    if (local < count) & (keys > chunk):
+    parts = prefix_splits + tl.cdiv(position + count - begin, chunk)
+    if (local < count) & (parts > 1):
         head = tl.program_id(0)
         part = tl.arange(0, PARTS)
         dims = tl.arange(0, HEAD_PAD)
-        live = part < prefix_splits + tl.cdiv(keys, chunk)
+        live = part < parts
         where = (partial_base + part * count + local).to(tl.int64) * NUM_HEADS + head
         lse = tl.load(partial_lse + where, mask=live, other=float("-inf"))
         inside = live[:, None] & (dims < HEAD_DIM)[None, :]

@@ -33,6 +33,9 @@ NARROW_ROWS = 16
 WIDE_ROWS = 128
 MIN_WIDE_ROWS = 64
 SHARED_ROWS = 128
+NARROW_SPLIT = 128
+WIDE_SPLIT = 512
+SHARED_SPLIT = 256
 
 Ints = npt.NDArray[np.integer]
 
@@ -225,7 +228,7 @@ def _narrow_tiles(
     records[:, 4] = prefix[which]
     records[:, 6] = -(-prefix[which] // prefix_chunk)
     records = _longest_first(records)
-    splits, partial_rows = _chunked(records, geometry, 2 * geometry.num_processors, 128)
+    splits, partial_rows = _chunked(records, geometry, 2 * geometry.num_processors, NARROW_SPLIT)
     rows = max(NARROW_ROWS, _power_of_two(geometry.group))
     return _Tiles(records, rows, splits, partial_rows, bool(records[:, 6].any()))
 
@@ -245,7 +248,7 @@ def _wide_tiles(
     records[:, 2] = np.minimum(tokens, query_lens[owner] - offset)
     records[:, 3] = context_lens[owner] - query_lens[owner] + offset
     records = _longest_first(records)
-    splits, partial_rows = _chunked(records, geometry, geometry.num_processors, 512)
+    splits, partial_rows = _chunked(records, geometry, 2 * geometry.num_processors, WIDE_SPLIT)
     return _Tiles(records, rows, splits, partial_rows)
 
 
@@ -290,7 +293,7 @@ def _prefix_chunk(groups: list[tuple[npt.NDArray[np.intp], int]], query_lens: In
     tokens = _shared_rows(groups, query_lens, geometry.group) // geometry.group
     work = sum(length * -(-int(query_lens[rows].sum()) // tokens) for rows, length in groups)
     per_program = work * geometry.num_kv_heads // geometry.num_processors
-    return max(256, -(-per_program // 64) * 64)
+    return max(SHARED_SPLIT, -(-per_program // 64) * 64)
 
 
 def _shared_tiles(

@@ -19,7 +19,9 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def launch_options(num_warps: int = 4, num_stages: int = 3, *, overlap: bool = False) -> dict[str, Any]:
+def launch_options(
+    num_warps: int = 4, num_stages: int = 3, *, overlap: bool = False, max_registers: int | None = None
+) -> dict[str, Any]:
     """Keyword arguments for one launch.
 
     Args:
@@ -27,10 +29,13 @@ def launch_options(num_warps: int = 4, num_stages: int = 3, *, overlap: bool = F
         num_stages: Depth of the software pipeline.
         overlap: Programmatic dependent launch: the kernel may start while its predecessor still runs, and waits
             inside for what it needs. The kernel must have been given the matching compile-time flag.
+        max_registers: Most registers a thread; ``None`` leaves it to the compiler.
     """
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
     if overlap and not interpreted():  # the interpreter knows no such option
         options["launch_pdl"] = True
+    if max_registers is not None:
+        options["maxnreg"] = max_registers
     return options
 
 

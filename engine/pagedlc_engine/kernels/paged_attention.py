@@ -20,6 +20,9 @@ from pagedlc_engine.kernels.launch import LOG2_E, dot_precision, interpreted, la
 __all__ = ["AttentionConfig", "choose_config", "paged_attention"]
 
 
+FEW_PROGRAMS = 264
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
     """Compile-time choices of one launch.
@@ -29,15 +32,18 @@ class AttentionConfig:
         num_warps: Warps a program.
         num_stages: Depth of the load pipeline.
         bulk_copy: Fetch keys and values by tensor descriptor; ``keys`` must divide the cache block.
+        max_registers: Registers a thread, where fewer than the compiler would take let two programs share a
+            multiprocessor, one multiplying while the other computes its softmax.
     """
 
     keys: int
     num_warps: int
     num_stages: int
     bulk_copy: bool = False
+    max_registers: int | None = None
 
 
-def choose_config(rows: int, head_dim: int, block_size: int, dtype: torch.dtype, busy: bool) -> AttentionConfig:
+def choose_config(rows: int, head_dim: int, block_size: int, dtype: torch.dtype, programs: int) -> AttentionConfig:
     """The decision rule in place of a run-time tuner; the figures behind it are in benchmarks/NOTES.md.
 
     Args:
@@ -45,18 +51,20 @@ def choose_config(rows: int, head_dim: int, block_size: int, dtype: torch.dtype,
         head_dim: Elements a head.
         block_size: Tokens a cache block.
         dtype: Type of queries, keys and values.
-        busy: Whether there is work for every multiprocessor.
+        programs: Programs of the launch.
     """
     if dtype == torch.float32:
         return AttentionConfig(keys=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2)
     if rows <= 32:
         if head_dim > 128:
             return AttentionConfig(keys=32, num_warps=4, num_stages=3)
-        return AttentionConfig(keys=64, num_warps=4, num_stages=3) if busy else AttentionConfig(32, 4, 5)
+        # Two programs a multiprocessor must keep more loads in flight than the four that fit otherwise.
+        return AttentionConfig(keys=64, num_warps=4, num_stages=5 if programs <= FEW_PROGRAMS else 3)
     warps = 8 if rows > 64 else 4
+    registers = 128 if head_dim <= 128 else None
     if block_size % 64 == 0 and head_dim in (64, 128, 256):
-        return AttentionConfig(keys=64, num_warps=warps, num_stages=2, bulk_copy=True)
-    return AttentionConfig(keys=64, num_warps=warps, num_stages=4 if head_dim <= 128 else 2)
+        return AttentionConfig(keys=64, num_warps=warps, num_stages=2, bulk_copy=True, max_registers=registers)
+    return AttentionConfig(keys=64, num_warps=warps, num_stages=3 if head_dim <= 128 else 2, max_registers=registers)
 
 
 def paged_attention(
@@ -100,7 +108,7 @@ def paged_attention(
         if table.merges_prefix and shared is not None:
             launch.attend(shared, is_shared=True)
         launch.attend(table)
-        if table.splits > 1:
+        if table.splits > 1 or table.merges_prefix:
             launch.merge(table, shared.splits if table.merges_prefix and shared is not None else 0)
     return out
 
@@ -125,8 +133,8 @@ class _Launch:
         if self.config is not None:
             return self.config
         _, block_size, num_kv_heads, head_dim = self.key_cache.shape
-        busy = len(table.records) * table.splits * num_kv_heads >= 256
-        return choose_config(table.rows, head_dim, block_size, self.query.dtype, busy)
+        programs = len(table.records) * table.splits * num_kv_heads
+        return choose_config(table.rows, head_dim, block_size, self.query.dtype, programs)
 
     def attend(self, table: TileTable, *, is_shared: bool = False) -> None:
         num_blocks, block_size, num_kv_heads, head_dim = self.key_cache.shape
@@ -166,14 +174,19 @@ class _Launch:
             KEYS=config.keys,
             SPLIT=table.splits > 1,
             SHARED=is_shared,
-            MERGE_PREFIX=table.merges_prefix,
+            AFTER_PREFIX=table.merges_prefix,
             WINDOWED=self.window > 0,
             CAPPED=capped,
             BULK=config.bulk_copy,
             TWO_PHASES=table.rows > 32 and self.window == 0,
             PRECISION=dot_precision(self.query.dtype),
             OVERLAP=overlap,
-            **launch_options(config.num_warps, config.num_stages, overlap=overlap and table.merges_prefix),
+            **launch_options(
+                config.num_warps,
+                config.num_stages,
+                overlap=overlap and table.merges_prefix,
+                max_registers=config.max_registers,
+            ),
         )
 
     def merge(self, table: TileTable, prefix_splits: int) -> None:

@@ -1,0 +1,280 @@
+"""Attention kernels on one GPU: achieved share of copy bandwidth or matrix rate.
+
+``PYTHONPATH=.:engine python -m benchmarks.kernels_attention --out DIR`` measures the cases below with the engine's own
+decisions; ``--tune`` also tries other compile-time choices; ``--compile i/n`` only fills Triton's cache with every n-th
+variant, so that several processes can do it at once. bf16, 8 KV heads, head size 128, permuted blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from benchmarks.kernels_timing import ceilings, microseconds
+from pagedlc_engine.kernels import attention_plan, paged_attention
+from pagedlc_engine.kernels.attention_plan import AttentionGeometry, AttentionPlan, plan_attention
+from pagedlc_engine.kernels.paged_attention import AttentionConfig
+from pagedlc_engine.kernels.paged_attention_reference import paged_attention_reference
+
+KV_HEADS, HEAD_DIM = 8, 128
+ROTATED_BYTES = 300e6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step to time. ``shared`` leading tokens are the same blocks for every request."""
+
+    name: str
+    queries: tuple[int, ...]
+    contexts: tuple[int, ...]
+    heads: int = 32
+    block_size: int = 64
+    shared: int = 0
+    share_prefixes: bool = True
+
+    def flops(self) -> float:
+        """Products of visible query/key pairs only."""
+        pairs = sum(q * c - q * (q - 1) / 2 for q, c in zip(self.queries, self.contexts, strict=True))
+        return 4.0 * pairs * self.heads * HEAD_DIM
+
+    def cache_bytes(self) -> float:
+        """Keys and values, those of the shared prefix once."""
+        tokens = self.shared + sum(context - self.shared for context in self.contexts)
+        return tokens * KV_HEADS * HEAD_DIM * 4.0
+
+
+def decode(name: str, contexts: list[int], **options: Any) -> Case:
+    return Case(name, (1,) * len(contexts), tuple(contexts), **options)
+
+
+def random_lengths(count: int, low: int, high: int) -> list[int]:
+    return np.random.default_rng(5).integers(low, high + 1, count).tolist()
+
+
+CASES = [
+    decode("decode 64 x 2200", [2200] * 64),
+    decode("decode 64 x 2200, block 16", [2200] * 64, block_size=16),
+    decode("decode 130 x 800, 16 heads", [800] * 130, heads=16),
+    decode("decode 32 x 8300", [8300] * 32),
+    decode("decode 1 x 8192", [8192]),
+    decode("decode 1 x 640", [640]),
+    decode("decode 8 x 640", [640] * 8),
+    decode("decode 130 x 100..1500, 16 heads", random_lengths(130, 100, 1500), heads=16),
+    decode("decode 32 x 200..8200", random_lengths(32, 200, 8200)),
+    Case("prompt 8192", (8192,), (8192,)),
+    Case("prompt 8192, block 16", (8192,), (8192,), block_size=16),
+    Case("prompt 8192, 16 heads", (8192,), (8192,), heads=16),
+    Case("chunk 2048 at 8192", (2048,), (10240,)),
+    Case("chunk 512 at 8192", (512,), (8704,)),
+    Case("tail 64 at 8192", (64,), (8256,)),
+    Case("32 prompts x 100 at 8192, shared", (100,) * 32, (8292,) * 32, shared=8192),
+    Case("16 prompts x 512", (512,) * 16, (512,) * 16),
+    Case("mixed: 64 decode x 1024, chunk 2048 at 4096", (1,) * 64 + (2048,), (1024,) * 64 + (6144,)),
+]
+SHARED = [(32, 8192, 108, 32), (64, 2048, 192, 32), (64, 2048, 192, 16), (8, 2048, 192, 32), (16, 2048, 192, 32),
+          (32, 2048, 192, 32), (32, 512, 300, 32), (64, 512, 300, 32), (8, 8192, 108, 32), (4, 8192, 108, 32),
+          (64, 2048, 1500, 32)]  # fmt: skip
+for count, shared, own, heads in SHARED:
+    for share in (True, False):
+        suffix = "prefix pass" if share else "plain"
+        CASES.append(
+            decode(
+                f"shared {count} x ({shared} + {own}), {heads} heads, {suffix}",
+                [shared + own] * count,
+                heads=heads,
+                shared=shared,
+                share_prefixes=share,
+            )
+        )
+
+# Compile-time choices to try: by rows of the query tile, narrow or not.
+NARROW = [
+    AttentionConfig(64, 4, 3),
+    AttentionConfig(64, 4, 5),
+    AttentionConfig(32, 4, 5),
+    AttentionConfig(64, 4, 2, bulk_copy=True),
+    AttentionConfig(64, 4, 4, bulk_copy=True),
+    AttentionConfig(64, 2, 4, bulk_copy=True),
+]
+WIDE = [
+    AttentionConfig(64, 8, 2, bulk_copy=True),
+    AttentionConfig(64, 8, 3, bulk_copy=True),
+    AttentionConfig(64, 8, 4, bulk_copy=True),
+    AttentionConfig(64, 4, 2, bulk_copy=True),
+    AttentionConfig(64, 8, 3),
+    AttentionConfig(64, 8, 5),
+]
+
+
+@dataclass
+class Prepared:
+    case: Case
+    query: torch.Tensor
+    caches: list[torch.Tensor]
+    plan: AttentionPlan
+    out: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.out = torch.full_like(self.query, float("nan"))
+
+    def call(self, index: int) -> Callable[[], object]:
+        keys, values = self.caches[index]
+        return lambda: paged_attention.paged_attention(
+            self.query, keys, values, self.plan, scale=HEAD_DIM**-0.5, out=self.out
+        )
+
+    def error(self) -> float:
+        self.out.fill_(float("nan"))
+        self.call(0)()
+        keys, values = self.caches[0]
+        # The first and the last requests are enough, and all the reference has memory for.
+        worst = 0.0
+        starts = np.cumsum(self.case.queries) - self.case.queries
+        for row in {0, len(self.case.queries) - 1}:
+            length = min(self.case.queries[row], 256)
+            first = int(starts[row]) + self.case.queries[row] - length
+            one = plan_attention(
+                np.array([length]), np.array([self.case.contexts[row]]),
+                self.plan.block_tables[row : row + 1].cpu().numpy(), np.zeros(length, np.int32), geometry(self.case),
+                torch.device("cuda"),
+            )  # fmt: skip
+            rows = slice(first, first + length)
+            expected = paged_attention_reference(self.query[rows], keys, values, one, scale=HEAD_DIM**-0.5)
+            difference = (self.out[rows].double() - expected).norm() / expected.norm()
+            worst = max(worst, float(difference.nan_to_num(9.0)))
+        return worst
+
+
+def geometry(case: Case) -> AttentionGeometry:
+    return AttentionGeometry(case.heads, KV_HEADS, HEAD_DIM, case.block_size)
+
+
+def prepare(case: Case, *, small: bool = False) -> Prepared:
+    size = case.block_size
+    shared = case.shared // size
+    own = [-(-context // size) - shared for context in case.contexts]
+    blocks = shared + sum(own)
+    order = np.random.default_rng(1).permutation(blocks).astype(np.int32)
+    tables = np.zeros((len(own), shared + max(own)), np.int32)
+    tables[:, :shared] = order[:shared]
+    used = shared
+    for row, count in enumerate(own):
+        tables[row, shared : shared + count] = order[used : used + count]
+        used += count
+    copies = 1 if small else max(2, int(ROTATED_BYTES / case.cache_bytes()) + 1)
+    caches = [
+        torch.empty((2, blocks, size, KV_HEADS, HEAD_DIM), dtype=torch.bfloat16, device="cuda").normal_()
+        for _ in range(copies)
+    ]
+    query = torch.randn((sum(case.queries), case.heads, HEAD_DIM), device="cuda").bfloat16()
+    saved = 1 if case.share_prefixes and case.shared else 1 << 60
+    with mock.patch.object(attention_plan, "MIN_SAVED_BYTES", saved):
+        plan = plan_attention(
+            np.array(case.queries), np.array(case.contexts), tables, np.zeros(sum(case.queries), np.int32),
+            geometry(case), torch.device("cuda"),
+        )  # fmt: skip
+    return Prepared(case, query, caches, plan)
+
+
+def measure(case: Case, limits: dict[str, float], prepared: Prepared | None = None) -> dict[str, Any]:
+    prepared = prepared or prepare(case)
+    error = prepared.error()
+    time = microseconds([prepared.call(index) for index in range(len(prepared.caches))])
+    bandwidth, rate = case.cache_bytes() / time / 1e3, case.flops() / time / 1e6
+    return {
+        "case": case.name,
+        "us": round(time, 2),
+        "GBps": round(bandwidth),
+        "TFLOPs": round(rate, 1),
+        "of_copy": round(bandwidth / limits["copy_GBps"], 3),
+        "of_matmul": round(rate / limits["matmul_TFLOPs"], 3),
+        "error": round(error, 5),
+        "splits": [table.splits for table in prepared.plan.tables],
+    }
+
+
+def variants(case: Case) -> Iterator[tuple[str, Any]]:
+    """Patches under which the case runs with other choices."""
+    choose = paged_attention.choose_config
+    is_wide = max(case.queries) > 16
+    for name, options, applies in (
+        ("narrow", NARROW, not is_wide and not (case.shared and case.share_prefixes)),
+        ("wide", WIDE, is_wide or (case.shared > 0 and case.share_prefixes)),
+    ):
+        for config in options if applies else ():
+            if config.bulk_copy and case.block_size < config.keys:
+                continue
+
+            def chosen(rows: int, *rest: Any, _config: AttentionConfig = config, _wide: bool = name == "wide") -> Any:
+                return _config if (rows > 32) == _wide else choose(rows, *rest)
+
+            label = f"{name} {config.keys}/{config.num_warps}/{config.num_stages}{' bulk' * config.bulk_copy}"
+            yield label, mock.patch.object(paged_attention, "choose_config", chosen)
+
+
+def tune(cases: list[Case], limits: dict[str, float], shard: tuple[int, int] | None) -> list[dict[str, Any]]:
+    results = []
+    job = 0
+    for case in cases:
+        prepared = prepare(case, small=shard is not None)
+        for label, patch in variants(case):
+            job += 1
+            if shard is not None and job % shard[1] != shard[0]:
+                continue
+            with patch:
+                try:
+                    if shard is not None:
+                        prepared.call(0)()
+                    else:
+                        results.append({"variant": label, **measure(case, limits, prepared)})
+                        print(results[-1], flush=True)
+                except Exception as error:  # a choice that does not fit the card must not end the run
+                    print("failed:", case.name, label, repr(error)[:200], flush=True)
+    return results
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    lines = ["| case | µs | GB/s | of copy | TFLOP/s | of matmul | error |", "| --- " * 7 + "|"]
+    lines += [
+        f"| {row['case']} | {row['us']} | {row['GBps']} | {row['of_copy']:.0%} | {row['TFLOPs']} "
+        f"| {row['of_matmul']:.0%} | {row['error']:.1e} |"
+        for row in results
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--name", default="kernels_attention")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--compile", default="", metavar="I/N")
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if arguments.only in case.name]
+    if arguments.compile:
+        index, count = map(int, arguments.compile.split("/"))
+        tune(cases, {}, (index, count))
+        return
+    limits = ceilings()
+    results = [measure(case, limits) for case in cases]
+    tuned = tune(cases, limits, None) if arguments.tune else []
+    versions = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    report = {"versions": versions, "ceilings": limits, "results": results, "tuned": tuned}
+    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    measured = f"copy {limits['copy_GBps']:.0f} GB/s, matmul {limits['matmul_TFLOPs']:.0f} TFLOP/s"
+    text = f"Ceilings: {measured}\n\n{table(results)}\n"
+    (arguments.out / f"{arguments.name}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
