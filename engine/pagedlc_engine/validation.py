@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from pagedlc_engine.errors import InvalidRequestError, PromptTooLongError
 from pagedlc_engine.request import Request
 
-__all__ = ["check_request"]
+__all__ = ["GREATEST_BIAS", "check_request"]
+
+#: Far beyond any logit, and far from overflow in float32.
+GREATEST_BIAS = 1e30
 
 
 def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
@@ -34,6 +38,11 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
     _check_ids("prompt_token_ids", request.prompt_token_ids, vocab_size)
     _check_ids("stop_token_ids", request.params.stop_token_ids, vocab_size)
     _check_ids("logit_bias", request.params.logit_bias or (), vocab_size)
+    for token, bias in (request.params.logit_bias or {}).items():
+        if not -math.inf <= bias <= GREATEST_BIAS:
+            raise InvalidRequestError(
+                f"logit_bias for token {token} is {bias}: use at most {GREATEST_BIAS:g}, or -inf to ban it."
+            )
     for word in request.bad_words_token_ids:
         _check_ids("bad_words", word, vocab_size)
 

@@ -19,11 +19,9 @@ from pagedlc_engine.sampling.penalties import apply_penalties
 from pagedlc_engine.sampling.plan import BatchPlan, RandomRows, SlotParams, make_plan
 from pagedlc_engine.sampling.rng import signed64, uniform
 from pagedlc_engine.sampling.rows import row_argmax, select
+from pagedlc_engine.validation import GREATEST_BIAS
 
 __all__ = ["SampledTokens", "Sampler"]
-
-# Far beyond any logit, and far from overflow in float32.
-_GREATEST_BIAS = 1e30
 
 BAD_LOGITS = "The model's logits for this request are not finite numbers; its weights or its dtype may be at fault."
 NOTHING_ALLOWED = (
@@ -223,9 +221,9 @@ class Sampler:
                 raise InvalidRequestError(
                     f"logit_bias names token {token}, but the model's tokens are 0 to {self._vocab_size - 1}."
                 )
-            if not value <= _GREATEST_BIAS:
+            if not value <= GREATEST_BIAS:
                 raise InvalidRequestError(
-                    f"logit_bias for token {token} is {value}: use at most {_GREATEST_BIAS:g}, or -inf to ban it."
+                    f"logit_bias for token {token} is {value}: use at most {GREATEST_BIAS:g}, or -inf to ban it."
                 )
 
 
