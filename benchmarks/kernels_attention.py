@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def decode(name: str, contexts: list[int], **options: Any) -> Case:
 
 
 def random_lengths(count: int, low: int, high: int) -> list[int]:
-    return np.random.default_rng(5).integers(low, high + 1, count).tolist()
+    return [int(length) for length in np.random.default_rng(5).integers(low, high + 1, count)]
 
 
 CASES = [
@@ -79,9 +80,21 @@ CASES = [
     Case("16 prompts x 512", (512,) * 16, (512,) * 16),
     Case("mixed: 64 decode x 1024, chunk 2048 at 4096", (1,) * 64 + (2048,), (1024,) * 64 + (6144,)),
 ]
-SHARED = [(32, 8192, 108, 32), (64, 2048, 192, 32), (64, 2048, 192, 16), (8, 2048, 192, 32), (16, 2048, 192, 32),
-          (32, 2048, 192, 32), (32, 512, 300, 32), (64, 512, 300, 32), (8, 8192, 108, 32), (4, 8192, 108, 32),
-          (64, 2048, 1500, 32)]  # fmt: skip
+# Requests, tokens shared, tokens of their own, query heads.
+SHARED = [
+    (32, 8192, 108, 32),
+    (64, 2048, 192, 32),
+    (64, 2048, 192, 16),
+    (64, 2048, 1500, 32),
+    (32, 2048, 192, 32),
+    (16, 2048, 192, 32),
+    (8, 2048, 192, 32),
+    (4, 2048, 192, 32),
+    (64, 512, 300, 32),
+    (32, 512, 300, 32),
+    (8, 8192, 108, 32),
+    (4, 8192, 108, 32),
+]
 for count, shared, own, heads in SHARED:
     for share in (True, False):
         suffix = "prefix pass" if share else "plain"
@@ -95,22 +108,37 @@ for count, shared, own, heads in SHARED:
             )
         )
 
-# Compile-time choices to try: by rows of the query tile, narrow or not.
-NARROW = [
-    AttentionConfig(64, 4, 3),
-    AttentionConfig(64, 4, 5),
-    AttentionConfig(32, 4, 5),
-    AttentionConfig(64, 4, 2, bulk_copy=True),
-    AttentionConfig(64, 4, 4, bulk_copy=True),
-    AttentionConfig(64, 2, 4, bulk_copy=True),
+# What --tune tries: a name, the constants of the plan that change, and the choice for wide or narrow tiles.
+Trial = tuple[str, dict[str, int], AttentionConfig]
+NARROW: list[Trial] = [
+    ("keys 64, 3 stages", {}, AttentionConfig(64, 4, 3)),
+    ("keys 64, 5 stages", {}, AttentionConfig(64, 4, 5)),
+    ("keys 32, 5 stages", {}, AttentionConfig(32, 4, 5)),
+    ("bulk, 2 warps", {}, AttentionConfig(64, 2, 4, bulk_copy=True)),
+    ("split 64, 3 stages", {"NARROW_SPLIT": 64}, AttentionConfig(64, 4, 3)),
+    ("split 64, 5 stages", {"NARROW_SPLIT": 64}, AttentionConfig(64, 4, 5)),
+    ("split 64, keys 32, 5 stages", {"NARROW_SPLIT": 64}, AttentionConfig(32, 4, 5)),
+    ("split 64, keys 32, 8 warps", {"NARROW_SPLIT": 64}, AttentionConfig(32, 8, 3)),
 ]
-WIDE = [
-    AttentionConfig(64, 8, 2, bulk_copy=True),
-    AttentionConfig(64, 8, 3, bulk_copy=True),
-    AttentionConfig(64, 8, 4, bulk_copy=True),
-    AttentionConfig(64, 4, 2, bulk_copy=True),
-    AttentionConfig(64, 8, 3),
-    AttentionConfig(64, 8, 5),
+WIDE: list[Trial] = [
+    ("bulk", {}, AttentionConfig(64, 8, 2, bulk_copy=True, max_registers=128)),
+    ("bulk, 4 warps", {}, AttentionConfig(64, 4, 2, bulk_copy=True)),
+    ("bulk, keys 32", {}, AttentionConfig(32, 8, 4, bulk_copy=True, max_registers=128)),
+    ("pointers, 3 stages", {}, AttentionConfig(64, 8, 3, max_registers=128)),
+    ("pointers, 5 stages", {}, AttentionConfig(64, 8, 5)),
+    ("pointers, keys 32, 5 stages", {}, AttentionConfig(32, 8, 5, max_registers=128)),
+    ("bulk, split 256", {"WIDE_SPLIT": 256}, AttentionConfig(64, 8, 2, bulk_copy=True, max_registers=128)),
+]
+SHARED_PASS: list[Trial] = [
+    (f"{rows} rows, split {split}, {name}", {"SHARED_ROWS": rows, "SHARED_SPLIT": split}, config)
+    for rows, name, config in (
+        (128, "bulk", AttentionConfig(64, 8, 2, bulk_copy=True, max_registers=128)),
+        (128, "pointers 5", AttentionConfig(64, 8, 5)),
+        (64, "bulk", AttentionConfig(64, 4, 2, bulk_copy=True, max_registers=128)),
+        (64, "pointers 3", AttentionConfig(64, 4, 3)),
+        (64, "pointers 5", AttentionConfig(64, 4, 5)),
+    )
+    for split in (128, 256, 512)
 ]
 
 
@@ -119,11 +147,20 @@ class Prepared:
     case: Case
     query: torch.Tensor
     caches: list[torch.Tensor]
-    plan: AttentionPlan
+    tables: np.ndarray[Any, np.dtype[np.int32]]
+    plan: AttentionPlan = field(init=False)
     out: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.out = torch.full_like(self.query, float("nan"))
+        self.make_plan()
+
+    def make_plan(self) -> None:
+        lengths = np.array(self.case.queries), np.array(self.case.contexts)
+        slots = np.zeros(len(self.query), np.int32)
+        saved = 1 if self.case.share_prefixes and self.case.shared else 1 << 60
+        with mock.patch.object(attention_plan, "MIN_SAVED_BYTES", saved):
+            self.plan = plan_attention(*lengths, self.tables, slots, geometry(self.case), self.query.device)
 
     def call(self, index: int) -> Callable[[], object]:
         keys, values = self.caches[index]
@@ -175,13 +212,7 @@ def prepare(case: Case, *, small: bool = False) -> Prepared:
         for _ in range(copies)
     ]
     query = torch.randn((sum(case.queries), case.heads, HEAD_DIM), device="cuda").bfloat16()
-    saved = 1 if case.share_prefixes and case.shared else 1 << 60
-    with mock.patch.object(attention_plan, "MIN_SAVED_BYTES", saved):
-        plan = plan_attention(
-            np.array(case.queries), np.array(case.contexts), tables, np.zeros(sum(case.queries), np.int32),
-            geometry(case), torch.device("cuda"),
-        )  # fmt: skip
-    return Prepared(case, query, caches, plan)
+    return Prepared(case, query, caches, tables)
 
 
 def measure(case: Case, limits: dict[str, float], prepared: Prepared | None = None) -> dict[str, Any]:
@@ -201,23 +232,31 @@ def measure(case: Case, limits: dict[str, float], prepared: Prepared | None = No
     }
 
 
-def variants(case: Case) -> Iterator[tuple[str, Any]]:
-    """Patches under which the case runs with other choices."""
+def trials(case: Case) -> list[Trial]:
+    if case.shared and not case.share_prefixes:
+        return []
+    if case.shared:
+        return SHARED_PASS if max(case.queries) == 1 else WIDE
+    return [
+        trial
+        for trial in (WIDE if max(case.queries) > 16 else NARROW)
+        if case.block_size >= trial[2].keys or not trial[2].bulk_copy
+    ]
+
+
+def patched(trial: Trial, is_wide: bool) -> ExitStack:
+    """Puts a trial's choices in place of the engine's."""
+    _, constants, config = trial
     choose = paged_attention.choose_config
-    is_wide = max(case.queries) > 16
-    for name, options, applies in (
-        ("narrow", NARROW, not is_wide and not (case.shared and case.share_prefixes)),
-        ("wide", WIDE, is_wide or (case.shared > 0 and case.share_prefixes)),
-    ):
-        for config in options if applies else ():
-            if config.bulk_copy and case.block_size < config.keys:
-                continue
 
-            def chosen(rows: int, *rest: Any, _config: AttentionConfig = config, _wide: bool = name == "wide") -> Any:
-                return _config if (rows > 32) == _wide else choose(rows, *rest)
+    def chosen(rows: int, *rest: Any) -> AttentionConfig:
+        return config if (rows > 32) == is_wide else choose(rows, *rest)
 
-            label = f"{name} {config.keys}/{config.num_warps}/{config.num_stages}{' bulk' * config.bulk_copy}"
-            yield label, mock.patch.object(paged_attention, "choose_config", chosen)
+    stack = ExitStack()
+    for name, value in constants.items():
+        stack.enter_context(mock.patch.object(attention_plan, name, value))
+    stack.enter_context(mock.patch.object(paged_attention, "choose_config", chosen))
+    return stack
 
 
 def tune(cases: list[Case], limits: dict[str, float], shard: tuple[int, int] | None) -> list[dict[str, Any]]:
@@ -225,19 +264,20 @@ def tune(cases: list[Case], limits: dict[str, float], shard: tuple[int, int] | N
     job = 0
     for case in cases:
         prepared = prepare(case, small=shard is not None)
-        for label, patch in variants(case):
+        for trial in trials(case):
             job += 1
             if shard is not None and job % shard[1] != shard[0]:
                 continue
-            with patch:
+            with patched(trial, max(case.queries) > 16 or case.shared > 0):
                 try:
+                    prepared.make_plan()
                     if shard is not None:
                         prepared.call(0)()
                     else:
-                        results.append({"variant": label, **measure(case, limits, prepared)})
+                        results.append({"trial": trial[0], **measure(case, limits, prepared)})
                         print(results[-1], flush=True)
                 except Exception as error:  # a choice that does not fit the card must not end the run
-                    print("failed:", case.name, label, repr(error)[:200], flush=True)
+                    print("failed:", case.name, trial[0], repr(error)[:200], flush=True)
     return results
 
 
