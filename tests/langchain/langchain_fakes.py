@@ -18,7 +18,7 @@ from pagedlc_engine.request import Logprob, TokenLogprobs
 
 TIMINGS = Timings(queue_time=0.1, time_to_first_token=0.2, time_per_output_token=0.3, total_time=0.5)
 CACHED_TOKENS = 4
-WAIT = 20.0
+WAIT = 60.0
 LLM_OPTIONS = ("tokenizer", "chat_template", "revision", "trust_remote_code", "use_tqdm")
 
 

@@ -134,6 +134,21 @@ async def test_a_cancelled_task_leaves_the_engine(chat: VLLMChat) -> None:
     await eventually(lambda: chat.llm.stats().num_running == 0)
 
 
+async def test_many_tasks_and_threads_some_of_which_give_up(chat: VLLMChat) -> None:
+    batch = asyncio.create_task(asyncio.to_thread(chat.batch, ["Hello"] * 8))
+    patient = [asyncio.create_task(chat.ainvoke(f"Say {number}.")) for number in range(12)]
+    hasty = [asyncio.create_task(chat.ainvoke(QUESTION, **long_answer(chat))) for _ in range(12)]
+    await eventually(lambda: chat.llm.stats().num_running > 8)
+    for task in hasty:
+        task.cancel()
+    answers = [*await asyncio.gather(*patient), *await batch]
+    assert all(answer.text for answer in answers)
+    assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*hasty, return_exceptions=True))
+    await eventually(lambda: chat.llm.stats().num_running == 0)
+    stats = chat.llm.stats()
+    assert stats.num_free_blocks == stats.num_blocks
+
+
 def test_models_share_one_engine(chat: VLLMChat) -> None:
     llm = VLLM(model="smollm2", max_new_tokens=4, temperature=0)
     twin = pickle.loads(pickle.dumps(chat))
