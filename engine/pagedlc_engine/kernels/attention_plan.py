@@ -32,10 +32,11 @@ RECORD = 8
 NARROW_ROWS = 16
 WIDE_ROWS = 128
 MIN_WIDE_ROWS = 64
-SHARED_ROWS = 128
+SHARED_ROWS = 64
 NARROW_SPLIT = 128
+LEAST_SPLIT = 64
 WIDE_SPLIT = 512
-SHARED_SPLIT = 256
+SHARED_SPLIT = 128
 
 Ints = npt.NDArray[np.integer]
 
@@ -72,12 +73,14 @@ class TileTable:
         records: int32 [tiles, 8] on the device.
         rows: Rows of the query tile (tokens × heads of a KV head), a power of two.
         splits: Size of the launch grid's split axis: the most splits any tile has.
+        tokens: The most query tokens any tile has.
         merges_prefix: Whether some tile merges results of the prefix pass.
     """
 
     records: torch.Tensor
     rows: int
     splits: int
+    tokens: int
     merges_prefix: bool = False
 
 
@@ -228,7 +231,9 @@ def _narrow_tiles(
     records[:, 4] = prefix[which]
     records[:, 6] = -(-prefix[which] // prefix_chunk)
     records = _longest_first(records)
-    splits, partial_rows = _chunked(records, geometry, 2 * geometry.num_processors, NARROW_SPLIT)
+    programs = int(context_lens[which].sum()) * geometry.num_kv_heads // NARROW_SPLIT
+    smallest = NARROW_SPLIT if programs >= geometry.num_processors else LEAST_SPLIT
+    splits, partial_rows = _chunked(records, geometry, 2 * geometry.num_processors, smallest)
     rows = max(NARROW_ROWS, _power_of_two(geometry.group))
     return _Tiles(records, rows, splits, partial_rows, bool(records[:, 6].any()))
 
@@ -248,7 +253,7 @@ def _wide_tiles(
     records[:, 2] = np.minimum(tokens, query_lens[owner] - offset)
     records[:, 3] = context_lens[owner] - query_lens[owner] + offset
     records = _longest_first(records)
-    splits, partial_rows = _chunked(records, geometry, 2 * geometry.num_processors, WIDE_SPLIT)
+    splits, partial_rows = _chunked(records, geometry, geometry.num_processors, WIDE_SPLIT)
     return _Tiles(records, rows, splits, partial_rows)
 
 
@@ -353,7 +358,8 @@ def _upload(
     views = [sent[start : start + array.size].view(array.shape) for array, start in zip(arrays, starts, strict=True)]
 
     def table(tiles: _Tiles, records: torch.Tensor) -> TileTable:
-        return TileTable(records, tiles.rows, tiles.splits, tiles.merges_prefix)
+        tokens = int(tiles.records[:, 2].max())
+        return TileTable(records, tiles.rows, tiles.splits, tokens, tiles.merges_prefix)
 
     records = iter(views[3:])
     tables = tuple(table(tiles, next(records)) for tiles in launches)

@@ -20,6 +20,7 @@ from pagedlc_engine.kernels.launch import LOG2_E, dot_precision, interpreted, la
 __all__ = ["AttentionConfig", "choose_config", "paged_attention"]
 
 
+# With fewer programs than this, each must keep more loads in flight; with more, programs hide each other's waits.
 FEW_PROGRAMS = 264
 
 
@@ -58,9 +59,10 @@ def choose_config(rows: int, head_dim: int, block_size: int, dtype: torch.dtype,
     if rows <= 32:
         if head_dim > 128:
             return AttentionConfig(keys=32, num_warps=4, num_stages=3)
-        # Two programs a multiprocessor must keep more loads in flight than the four that fit otherwise.
         return AttentionConfig(keys=64, num_warps=4, num_stages=5 if programs <= FEW_PROGRAMS else 3)
     warps = 8 if rows > 64 else 4
+    if head_dim <= 128 and programs <= FEW_PROGRAMS:
+        return AttentionConfig(keys=64, num_warps=warps, num_stages=5)
     registers = 128 if head_dim <= 128 else None
     if block_size % 64 == 0 and head_dim in (64, 128, 256):
         return AttentionConfig(keys=64, num_warps=warps, num_stages=2, bulk_copy=True, max_registers=registers)
@@ -192,8 +194,7 @@ class _Launch:
     def merge(self, table: TileTable, prefix_splits: int) -> None:
         num_heads, head_dim = self.query.shape[1:]
         overlap = not interpreted()
-        tokens = table.rows // (num_heads // self.key_cache.shape[2])
-        merge_kernel[(num_heads, len(table.records), tokens)](
+        merge_kernel[(num_heads, len(table.records), table.tokens)](
             self.out,
             table.records,
             self.partial_out,
