@@ -84,11 +84,8 @@ class Scheduler:
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """Give up a request, or one of its answers; unknown ids are ignored (it may just have finished)."""
-        deltas = []
-        for sequence in list(self._requests.get(request_id, ())):
-            if index is None or sequence.index == index:
-                deltas.append(self._finish(sequence, "abort"))
-        return deltas
+        answers = list(self._requests.get(request_id, ()))
+        return [self._finish(item, "abort") for item in answers if index is None or item.index == index]
 
     def fail(self, request_id: str, error: PagedLCError) -> list[TokenDelta]:
         """End all answers of a request with an error."""
