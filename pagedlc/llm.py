@@ -20,7 +20,7 @@ from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, pr
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.client import EngineClient, Mailbox
 from pagedlc_engine.config import EngineConfig
-from pagedlc_engine.engine import build_engine, check_max_model_len
+from pagedlc_engine.engine import Engine, build_engine, check_max_model_len
 from pagedlc_engine.errors import EngineClosedError, InvalidRequestError, PagedLCError
 from pagedlc_engine.model import ModelSpec, read_spec
 from pagedlc_engine.request import Request, SamplingParams, TokenDelta
@@ -145,12 +145,14 @@ class LLM:
             if self._closed:
                 raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
             if self._client is None:
-                if self._needs_weights:
-                    resolve_model(self._model, self._revision)
-                with self._bar(1, f"Loading {self.model_name}", "tensor", self._use_tqdm) as bar:
-                    engine = build_engine(self.config, self.spec, lambda done, total: _advance(bar, done, total))
-                self._client = EngineClient(engine)
+                self._client = EngineClient(self._build_engine())
             return self._client
+
+    def _build_engine(self) -> Engine:
+        if self._needs_weights:
+            resolve_model(self._model, self._revision)
+        with self._bar(1, f"Loading {self.model_name}", "tensor", self._use_tqdm) as bar:
+            return build_engine(self.config, self.spec, lambda done, total: _advance(bar, done, total))
 
     def close(self) -> None:
         """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""

@@ -14,7 +14,9 @@ from pagedlc.gguf_metadata import read_gguf_metadata
 from pagedlc.gguf_tokenizer import build_gguf_tokenizer, gguf_bos_token_id
 from pagedlc.hub import download_snapshot
 from pagedlc.models import ModelFiles
+from pagedlc.token_bytes import token_bytes
 from pagedlc_engine.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError, UnsupportedModelError
+from pagedlc_engine.grammar.vocabulary import TokenVocabulary
 
 __all__ = ["Tokenizer"]
 
@@ -133,6 +135,22 @@ class Tokenizer:
             return frozenset()
         found = (self.backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         return frozenset(token_id for token_id in found if token_id is not None)
+
+    def vocabulary(self, size: int) -> TokenVocabulary:
+        """What each token writes, for grammars.
+
+        Args:
+            size: Width of the model's logits; ids without a token write nothing.
+
+        Raises:
+            UnsupportedModelError: The tokenizer's tokens cannot be written as bytes.
+        """
+        found = token_bytes(self.backend)
+        return TokenVocabulary(
+            tokens=tuple(found.get(token_id, b"") for token_id in range(size)),
+            special_token_ids=frozenset(token_id for token_id in self.special_token_ids if token_id < size),
+            eos_token_ids=tuple(token_id for token_id in self.eos_token_ids if token_id < size),
+        )
 
 
 def _resolve_source(source: str) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 # Read when torch is imported: OpenMP threads that spin while they wait would starve the tests' own threads.
@@ -14,6 +15,7 @@ import torch
 
 from pagedlc import LLM
 from pagedlc.models import resolve_model
+from scripted_model import ScriptedLLM, share
 
 
 def pytest_configure() -> None:
@@ -41,3 +43,17 @@ def hf_smollm2() -> Any:
 
     path = resolve_model("smollm2").path
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def scripted_llm() -> Iterator[Callable[..., ScriptedLLM]]:
+    """Makes LLMs that say what they are told: ``scripted_llm("Hello", **options)``; see :class:`ScriptedLLM`.
+
+    ``VLLMChat(**llm.options)`` and ``Vllm(**llm.options)`` talk to the same engine.
+    """
+    with ExitStack() as stack:
+
+        def make(script: Any, *model: Any, **options: Any) -> ScriptedLLM:
+            return stack.enter_context(share(ScriptedLLM(script, *model, **options)))
+
+        yield make

@@ -1,0 +1,1 @@
+"""Grammars over tokens: specs are compiled, matchers follow an answer and say which tokens may come next."""
