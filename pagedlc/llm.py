@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -227,7 +227,7 @@ class LLM:
         params = pair_params(sampling_params, 1)[0]
         return self._stream(self._prepare_one(prompt, params, request_id, priority, cache_salt))
 
-    async def agenerate_stream(
+    def agenerate_stream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -236,12 +236,9 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[CompletionChunk, None]:
-        """:meth:`generate_stream` for asyncio; cancelling the task gives the request up."""
-        await self._aready()
+        """:meth:`generate_stream` for asyncio; cancelling the task, or ``aclose()``, gives the request up."""
         params = pair_params(sampling_params, 1)[0]
-        prepared = self._prepare_one(prompt, params, request_id, priority, cache_salt)
-        async for chunk in self._astream(prepared):
-            yield chunk
+        return self._astream(lambda: self._prepare_one(prompt, params, request_id, priority, cache_salt))
 
     # -- answer a conversation ------------------------------------------------------------------------
 
@@ -299,7 +296,7 @@ class LLM:
             prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
 
-    async def achat_stream(
+    def achat_stream(
         self,
         messages: Messages,
         sampling_params: SamplingParams | None = None,
@@ -310,11 +307,13 @@ class LLM:
         **template_options: Any,
     ) -> AsyncGenerator[CompletionChunk, None]:
         """:meth:`chat_stream` for asyncio."""
-        await self._aready()
-        prompt = self.render_chat(messages, **template_options)
         params = pair_params(sampling_params, 1)[0]
-        async for chunk in self._astream(self._prepare_one(prompt, params, request_id, priority, cache_salt)):
-            yield chunk
+
+        def prepare() -> PreparedRequest:
+            prompt = self.render_chat(messages, **template_options)
+            return self._prepare_one(prompt, params, request_id, priority, cache_salt)
+
+        return self._astream(prepare)
 
     def render_chat(
         self,
@@ -428,8 +427,10 @@ class LLM:
         finally:
             batch.close()
 
-    async def _astream(self, prepared: PreparedRequest) -> AsyncGenerator[CompletionChunk, None]:
-        batch = _Batch(self._ready(), self.tokenizer, [prepared.request], [prepared.text])
+    async def _astream(self, prepare: Callable[[], PreparedRequest]) -> AsyncGenerator[CompletionChunk, None]:
+        client = await self._aready()
+        prepared = prepare()
+        batch = _Batch(client, self.tokenizer, [prepared.request], [prepared.text])
         try:
             while deltas := await batch.mailbox.take_async():
                 for chunk in batch.chunks(deltas):
