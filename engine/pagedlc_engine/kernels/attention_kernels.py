@@ -138,16 +138,20 @@ def attention_kernel(
     TWO_PHASES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Grid (kv heads, tiles, splits). SHARED: the prefix pass, whose queries come from the member list and all see
-    every key; results always go to the partial buffers."""
+    every key; results always go to the partial buffers. EARLY: the launch may overlap its predecessor, whose results
+    may be anything but the tile records."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    if OVERLAP and SHARED:
-        gdc_launch_dependents()
     kv_head = tl.program_id(0)
     split = tl.program_id(2)
     record = records + tl.program_id(1) * 8
     count = tl.load(record + 2)
+    if EARLY:
+        gdc_wait()
+    if OVERLAP and SHARED:
+        gdc_launch_dependents()
     if count == 0:
         if OVERLAP and AFTER_PREFIX:
             gdc_wait()
@@ -220,7 +224,7 @@ def attention_kernel(
         # The merge waits for this launch alone, so this launch must not end before the prefix pass has.
         if OVERLAP and AFTER_PREFIX:
             gdc_wait()
-        if OVERLAP and (SPLIT or AFTER_PREFIX):
+        if OVERLAP:
             gdc_launch_dependents()
         is_whole = True
         if SPLIT or AFTER_PREFIX:
@@ -251,6 +255,8 @@ def merge_kernel(
 ):
     """Grid (heads, tiles, tokens of a tile): merge a tile's intermediate results, its prefix's and its own splits',
     by log-sum-exp. Tiles in one part were written by the attention kernel."""
+    if OVERLAP:
+        gdc_launch_dependents()
     record = records + tl.program_id(1) * 8
     first_token = tl.load(record + 1)
     count = tl.load(record + 2)

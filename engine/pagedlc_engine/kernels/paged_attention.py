@@ -79,6 +79,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     out: torch.Tensor | None = None,
+    overlap: bool = False,
     config: AttentionConfig | None = None,
 ) -> torch.Tensor:
     """Attention of every query token over its request's cached keys up to its own position.
@@ -92,6 +93,8 @@ def paged_attention(
         window: Keys a query sees, its own included; ``None`` for all.
         soft_cap: Bound on scores by ``soft_cap * tanh(score / soft_cap)``.
         out: [T, heads, head_dim], contiguous; allocated when ``None``.
+        overlap: Programmatic dependent launch: the first kernel may start while its predecessor, a kernel of this
+            package, still runs; queries and cache may be that one's results.
         config: Compile-time choices for every launch instead of :func:`choose_config`'s.
 
     Returns:
@@ -106,10 +109,13 @@ def paged_attention(
         query, key_cache, value_cache, out, plan, partial_out, partial_lse, scale, window or 0, soft_cap, config
     )
     shared = plan.shared if window is None else None
+    early = overlap and not interpreted()
     for table in plan.tables if window is None else plan.unshared:
         if table.merges_prefix and shared is not None:
-            launch.attend(shared, is_shared=True)
-        launch.attend(table)
+            launch.attend(shared, is_shared=True, early=early)
+            early = False
+        launch.attend(table, early=early)
+        early = False
         if table.splits > 1 or table.merges_prefix:
             launch.merge(table, shared.splits if table.merges_prefix and shared is not None else 0)
     return out
@@ -138,7 +144,7 @@ class _Launch:
         programs = len(table.records) * table.splits * num_kv_heads
         return choose_config(table.rows, head_dim, block_size, self.query.dtype, programs)
 
-    def attend(self, table: TileTable, *, is_shared: bool = False) -> None:
+    def attend(self, table: TileTable, *, is_shared: bool = False, early: bool = False) -> None:
         num_blocks, block_size, num_kv_heads, head_dim = self.key_cache.shape
         num_heads = self.query.shape[1]
         config = self._config(table)
@@ -183,10 +189,11 @@ class _Launch:
             TWO_PHASES=table.rows > 32 and self.window == 0,
             PRECISION=dot_precision(self.query.dtype),
             OVERLAP=overlap,
+            EARLY=early,
             **launch_options(
                 config.num_warps,
                 config.num_stages,
-                overlap=overlap and table.merges_prefix,
+                overlap=early or (overlap and table.merges_prefix),
                 max_registers=config.max_registers,
             ),
         )

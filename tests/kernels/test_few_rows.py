@@ -1,0 +1,79 @@
+"""Products with few rows against float64, with everything that is fused into them."""
+
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from pagedlc_engine.kernels.few_rows import DotConfig, SplitSums, few_rows_linear, few_rows_linear_reference
+from tests.kernels.support import relative_error
+
+
+def check(
+    rows: int, size: int, depth: int, dtype: torch.dtype, device: torch.device, tolerance: float, **options: Any
+) -> None:
+    """``options`` name what to fuse; tensors for them are made here."""
+    height = size * (2 if options.get("gated") else 1)
+    numbers = {
+        name: torch.randn(shape, device=device).to(dtype)
+        for name, shape in {"gain": (depth,), "bias": (height,), "residual": (rows, size)}.items()
+        if options.pop(name, False)
+    }
+    x = torch.randn(rows, depth, device=device).to(dtype)
+    weight = (torch.randn(height, depth, device=device) / depth**0.5).to(dtype)
+    expected = few_rows_linear_reference(x, weight, gated=options.get("gated", False), **numbers)
+    if "residual" in numbers:
+        out = numbers["residual"]
+    else:
+        out = torch.full((rows, size), float("nan"), dtype=dtype, device=device)
+    few_rows_linear(x, weight, out=out, **numbers, **options)
+    assert relative_error(out, expected) <= tolerance
+
+
+FUSED: list[dict[str, Any]] = [{}, {"residual": True}, {"gated": True, "bias": True}]
+
+
+@pytest.mark.parametrize("depth", [576, 1536])
+@pytest.mark.parametrize("fused", [*FUSED, {"gain": True}, {"gain": True, "gated": True}])
+def test_one_row(device: torch.device, depth: int, fused: dict[str, Any]) -> None:
+    check(1, 40, depth, torch.float32, device, 1e-5, **fused)
+
+
+@pytest.mark.parametrize("rows", [2, 16])
+@pytest.mark.parametrize("fused", FUSED)
+def test_several_rows(device: torch.device, rows: int, fused: dict[str, Any]) -> None:
+    check(rows, 80, 192, torch.float32, device, 1e-5, **fused)
+
+
+def test_split_sums_meet_and_can_be_used_again(device: torch.device) -> None:
+    meeting = SplitSums(96, device)
+    for fused in FUSED[:2]:
+        options = {"split_sums": meeting, "config": DotConfig(32, 64, 4), **fused}
+        check(3, 96, 512, torch.float32, device, 1e-5, **options)
+    assert not meeting.locks.any()
+
+
+def test_too_many_rows_and_a_norm_over_several_are_refused(device: torch.device) -> None:
+    weight = torch.zeros(16, 16, device=device)
+    with pytest.raises(ValueError, match="at most 16 rows"):
+        few_rows_linear(torch.zeros(17, 16, device=device), weight)
+    with pytest.raises(ValueError, match="one row only"):
+        few_rows_linear(torch.zeros(2, 16, device=device), weight, gain=torch.ones(16, device=device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "depth"), [(4096, 1024), (1024, 3072), (960, 576), (4096, 12288), (2560, 9728)])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sizes_of_models(size: int, depth: int, rows: int, overlap: bool) -> None:
+    device = torch.device("cuda")
+    meeting = SplitSums(size, device)
+    every: list[dict[str, Any]] = [*FUSED, *([{"gain": True, "gated": True}] if rows == 1 else [])]
+    for fused in every:
+        for split_sums in (None, meeting):
+            check(rows, size, depth, torch.bfloat16, device, 1e-2, split_sums=split_sums, overlap=overlap, **fused)
