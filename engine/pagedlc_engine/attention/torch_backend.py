@@ -63,7 +63,8 @@ class TorchAttention:
         shape = (num_blocks, block_size, 2 * spec.num_kv_heads, spec.head_dim)
         try:
             self._caches = [
-                LayerCache(torch.zeros(shape, dtype=dtype, device=device), spec.num_kv_heads)
+                # Not cleared, so not in memory before it is used; nobody is shown what was there (see above).
+                LayerCache(torch.empty(shape, dtype=dtype, device=device), spec.num_kv_heads)
                 for _ in range(spec.num_layers)
             ]
         except RuntimeError as error:
