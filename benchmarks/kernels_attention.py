@@ -110,35 +110,31 @@ for count, shared, own, heads in SHARED:
 
 # What --tune tries: a name, the constants of the plan that change, and the choice for wide or narrow tiles.
 Trial = tuple[str, dict[str, int], AttentionConfig]
+CAPPED = AttentionConfig(64, 8, 2, bulk_copy=True, max_registers=128)
 NARROW: list[Trial] = [
     ("keys 64, 3 stages", {}, AttentionConfig(64, 4, 3)),
     ("keys 64, 5 stages", {}, AttentionConfig(64, 4, 5)),
     ("keys 32, 5 stages", {}, AttentionConfig(32, 4, 5)),
     ("bulk, 2 warps", {}, AttentionConfig(64, 2, 4, bulk_copy=True)),
-    ("split 64, 3 stages", {"NARROW_SPLIT": 64}, AttentionConfig(64, 4, 3)),
-    ("split 64, 5 stages", {"NARROW_SPLIT": 64}, AttentionConfig(64, 4, 5)),
-    ("split 64, keys 32, 5 stages", {"NARROW_SPLIT": 64}, AttentionConfig(32, 4, 5)),
-    ("split 64, keys 32, 8 warps", {"NARROW_SPLIT": 64}, AttentionConfig(32, 8, 3)),
 ]
 WIDE: list[Trial] = [
-    ("bulk", {}, AttentionConfig(64, 8, 2, bulk_copy=True, max_registers=128)),
+    ("bulk", {}, CAPPED),
+    ("bulk, all registers", {}, AttentionConfig(64, 8, 2, bulk_copy=True)),
     ("bulk, 4 warps", {}, AttentionConfig(64, 4, 2, bulk_copy=True)),
-    ("bulk, keys 32", {}, AttentionConfig(32, 8, 4, bulk_copy=True, max_registers=128)),
     ("pointers, 3 stages", {}, AttentionConfig(64, 8, 3, max_registers=128)),
     ("pointers, 5 stages", {}, AttentionConfig(64, 8, 5)),
-    ("pointers, keys 32, 5 stages", {}, AttentionConfig(32, 8, 5, max_registers=128)),
-    ("bulk, split 256", {"WIDE_SPLIT": 256}, AttentionConfig(64, 8, 2, bulk_copy=True, max_registers=128)),
+    ("pointers, 5 stages, split 1024", {"WIDE_SPLIT": 1024}, AttentionConfig(64, 8, 5)),
 ]
 SHARED_PASS: list[Trial] = [
     (f"{rows} rows, split {split}, {name}", {"SHARED_ROWS": rows, "SHARED_SPLIT": split}, config)
-    for rows, name, config in (
-        (128, "bulk", AttentionConfig(64, 8, 2, bulk_copy=True, max_registers=128)),
-        (128, "pointers 5", AttentionConfig(64, 8, 5)),
-        (64, "bulk", AttentionConfig(64, 4, 2, bulk_copy=True, max_registers=128)),
-        (64, "pointers 3", AttentionConfig(64, 4, 3)),
-        (64, "pointers 5", AttentionConfig(64, 4, 5)),
+    for rows, split, name, config in (
+        (128, 128, "bulk", CAPPED),
+        (128, 128, "pointers 5", AttentionConfig(64, 8, 5)),
+        (128, 256, "pointers 5", AttentionConfig(64, 8, 5)),
+        (64, 128, "pointers 3", AttentionConfig(64, 4, 3)),
+        (64, 128, "pointers 5", AttentionConfig(64, 4, 5)),
+        (64, 256, "pointers 5", AttentionConfig(64, 4, 5)),
     )
-    for split in (128, 256, 512)
 ]
 
 

@@ -1,6 +1,5 @@
 """Products with few rows against float64, with everything that is fused into them."""
 
-
 from __future__ import annotations
 
 from typing import Any

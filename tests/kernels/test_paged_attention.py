@@ -84,6 +84,7 @@ def test_keys_by_bulk_copy(device: torch.device) -> None:
 @pytest.fixture
 def cheap_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagedlc_engine.kernels.attention_plan.MIN_SAVED_BYTES", 1)
+    monkeypatch.setattr("pagedlc_engine.kernels.attention_plan.MIN_SHARED_TOKENS", 1)
 
 
 @pytest.mark.usefixtures("cheap_sharing")

@@ -257,9 +257,9 @@ def _wide_tiles(
     return _Tiles(records, rows, splits, partial_rows)
 
 
-# A shared prefix pays once it saves about this many bytes of key and value reads: the prefix pass and the merge
-# cost some microseconds of their own, and repeated reads of shared blocks come from the L2 cache.
-MIN_SAVED_BYTES = 128 << 20
+# What a prefix pass must at least save in reads of keys and values, and the shortest prefix: it won from here on.
+MIN_SAVED_BYTES = 24 << 20
+MIN_SHARED_TOKENS = 512
 
 
 def _find_groups(
@@ -281,7 +281,7 @@ def _find_groups(
         shared = int(same.argmin()) if not same.all() else blocks
         tokens = shared * geometry.block_size
         saved = (len(rows) - 1) * tokens * geometry.num_kv_heads * geometry.head_dim * 4
-        if saved >= MIN_SAVED_BYTES:
+        if tokens >= MIN_SHARED_TOKENS and saved >= MIN_SAVED_BYTES:
             groups.append((rows, tokens))
     return groups
 

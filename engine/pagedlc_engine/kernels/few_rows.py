@@ -40,13 +40,15 @@ def _gemv_kernel(
     DEPTH: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
+    EVEN: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (ceil(size / ROWS),): outputs ROWS * program and on. DEPTH is the length of a weight row."""
+    """Grid (ceil(size / ROWS),): outputs ROWS * program and on. DEPTH is the length of a weight row. EVEN: rows and
+    chunks divide without a rest."""
     if OVERLAP:
         gdc_launch_dependents()
     CHUNKS: tl.constexpr = (DEPTH + CHUNK - 1) // CHUNK
@@ -57,28 +59,36 @@ def _gemv_kernel(
     weights = ()
     ups = ()
     for chunk in tl.static_range(CHUNKS):
-        at = chunk * CHUNK + column
-        inside = exists[:, None] & (at < DEPTH)[None, :]
-        weights = weights + (tl.load(start + at[None, :], mask=inside, other=0.0),)  # noqa: RUF005
-        if GATED:
-            up = start + size.to(tl.int64) * DEPTH
-            ups = ups + (tl.load(up + at[None, :], mask=inside, other=0.0),)  # noqa: RUF005
+        at = start + (chunk * CHUNK + column)[None, :]
+        if EVEN:
+            weights = weights + (tl.load(at),)  # noqa: RUF005
+            if GATED:
+                ups = ups + (tl.load(at + size.to(tl.int64) * DEPTH),)  # noqa: RUF005
+        else:
+            inside = exists[:, None] & (chunk * CHUNK + column < DEPTH)[None, :]
+            weights = weights + (tl.load(at, mask=inside, other=0.0),)  # noqa: RUF005
+            if GATED:
+                ups = ups + (tl.load(at + size.to(tl.int64) * DEPTH, mask=inside, other=0.0),)  # noqa: RUF005
     if OVERLAP:
         gdc_wait()
-    total = tl.zeros([ROWS], tl.float32)
-    total_up = tl.zeros([ROWS], tl.float32)
-    squares = 0.0
+    products = tl.zeros([ROWS, CHUNK], tl.float32)
+    products_up = tl.zeros([ROWS, CHUNK], tl.float32)
+    squares = tl.zeros([CHUNK], tl.float32)
     for chunk in tl.static_range(CHUNKS):
         at = chunk * CHUNK + column
         value = tl.load(x + at, mask=at < DEPTH, other=0.0).to(tl.float32)
         if NORM:
-            squares += tl.sum(value * value, 0)
+            squares += value * value
             value = value * tl.load(gain + at, mask=at < DEPTH, other=0.0).to(tl.float32)
-        total += tl.sum(weights[chunk].to(tl.float32) * value[None, :], 1)
+        products += weights[chunk].to(tl.float32) * value[None, :]
         if GATED:
-            total_up += tl.sum(ups[chunk].to(tl.float32) * value[None, :], 1)
+            products_up += ups[chunk].to(tl.float32) * value[None, :]
+    total = tl.sum(products, 1)
+    total_up = total
+    if GATED:
+        total_up = tl.sum(products_up, 1)
     if NORM:
-        scale = tl.rsqrt(squares / DEPTH + eps)
+        scale = tl.rsqrt(tl.sum(squares, 0) / DEPTH + eps)
         total = total * scale
         total_up = total_up * scale
     if BIAS:
@@ -211,13 +221,15 @@ def _rows_config(size: int, depth: int, gated: bool) -> RowsConfig:
 
 
 def _dot_config(size: int, depth: int, gated: bool, can_split: bool) -> DotConfig:
-    block = 64 if size // 64 >= 128 or (can_split and not gated) else 32
+    """Narrow blocks, and K split until every multiprocessor has work and no program more than a short loop."""
+    block = 64 if size >= 65536 else 32
     splits = 1
     while (
         can_split
         and not gated
         and splits < _MOST_SPLITS
-        and size // block * splits < 128
+        and size // block * splits < 256
+        and (size // block * splits < 128 or depth // splits > 2048)
         and depth % (2 * splits * 128) == 0
     ):
         splits *= 2
@@ -288,6 +300,7 @@ def few_rows_linear(
             DEPTH=depth,
             CHUNK=_chunk(depth),
             ROWS=rows_config.rows,
+            EVEN=size % rows_config.rows == 0 and depth % _chunk(depth) == 0,
             NORM=gain is not None,
             **fused,
             **launch_options(rows_config.num_warps, 1, overlap=overlap),

@@ -1,0 +1,177 @@
+"""A whole decode step in one CUDA graph, all kernels real: ``python -m benchmarks.kernels_step --out DIR``.
+
+Shapes of Qwen3-0.6B and Qwen3-8B, random weights, context 512 of every request, block 64. ``library``: cuBLAS and the
+small kernels. ``own``: the products of :mod:`few_rows` too. Both with and without programmatic dependent launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.kernels_timing import ceilings, microseconds
+from pagedlc_engine.kernels.activation import silu_mul
+from pagedlc_engine.kernels.attention_plan import AttentionGeometry, plan_attention
+from pagedlc_engine.kernels.embedding import embed
+from pagedlc_engine.kernels.few_rows import MAX_ROWS, SplitSums, few_rows_linear
+from pagedlc_engine.kernels.norm import add_rms_norm
+from pagedlc_engine.kernels.paged_attention import paged_attention
+from pagedlc_engine.kernels.rope_cache import norm_rope_cache
+from pagedlc_engine.kernels.sampling import sample_tokens
+
+VOCABULARY, KV_HEADS, HEAD_DIM, BLOCK, CONTEXT, EPS = 151936, 8, 128, 64, 512, 1e-6
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+
+
+SHAPES = [Shape("0.6B", 28, 1024, 16, 3072), Shape("8B", 36, 4096, 32, 12288)]
+
+
+def random(*shape: int, scale: float = 0.02) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, scale)
+
+
+class Step:
+    """Weights of one shape, and the decode steps over them."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        width = (shape.heads + 2 * KV_HEADS) * HEAD_DIM
+        self.layers = [
+            {
+                "norm1": random(shape.hidden, scale=1.0),
+                "norm2": random(shape.hidden, scale=1.0),
+                "gains": random(2, HEAD_DIM, scale=1.0),
+                "qkv": random(width, shape.hidden),
+                "o": random(shape.hidden, shape.heads * HEAD_DIM),
+                "gate_up": random(2 * shape.intermediate, shape.hidden),
+                "down": random(shape.hidden, shape.intermediate),
+            }
+            for _ in range(shape.layers)
+        ]
+        self.embedding = random(VOCABULARY, shape.hidden)
+        self.norm = random(shape.hidden, scale=1.0)
+        angle = torch.arange(4096, device="cuda")[:, None] * torch.rand(HEAD_DIM // 2, device="cuda")
+        self.rotation = torch.cat((angle.cos(), angle.sin()), dim=1)
+        self.meeting = SplitSums(16384, torch.device("cuda"))
+
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer.values()) + self.embedding.nbytes
+
+    def prepare(self, batch: int) -> None:
+        pages = CONTEXT // BLOCK
+        self.caches = random(self.shape.layers, 2, batch * pages, BLOCK, KV_HEADS, HEAD_DIM, scale=1.0)
+        tables = np.random.default_rng(0).permutation(batch * pages).astype(np.int32).reshape(batch, pages)
+        slots = tables[:, -1] * BLOCK + BLOCK - 1
+        geometry = AttentionGeometry(self.shape.heads, KV_HEADS, HEAD_DIM, BLOCK)
+        lengths = np.ones(batch, np.int32), np.full(batch, CONTEXT, np.int32)
+        self.plan = plan_attention(*lengths, tables, slots, geometry, torch.device("cuda"))
+        self.ids = torch.randint(0, VOCABULARY, (batch,), device="cuda")
+        self.positions = torch.full((batch,), CONTEXT - 1, device="cuda")
+        self.logits = torch.empty((batch, VOCABULARY), dtype=torch.bfloat16, device="cuda")
+
+    def attend(self, index: int, projected: torch.Tensor, overlap: bool) -> torch.Tensor:
+        layer, (keys, values) = self.layers[index], self.caches[index]
+        query = norm_rope_cache(
+            projected, layer["gains"][0], layer["gains"][1], self.rotation, self.positions, self.plan.slots, keys,
+            values, self.shape.heads, EPS, overlap=overlap,
+        )  # fmt: skip
+        out = paged_attention(query, keys, values, self.plan, scale=HEAD_DIM**-0.5, overlap=overlap)
+        return out.view(len(query), -1)
+
+    def library(self, overlap: bool) -> torch.Tensor:
+        residual = embed(self.ids, self.embedding, overlap=False)
+        hidden = add_rms_norm(residual, None, self.layers[0]["norm1"], EPS, overlap=overlap)
+        for index, layer in enumerate(self.layers):
+            # After a product of cuBLAS only kernels of this package overlap.
+            attended = self.attend(index, torch.mm(hidden, layer["qkv"].t()), overlap)
+            hidden = add_rms_norm(torch.mm(attended, layer["o"].t()), residual, layer["norm2"], EPS, overlap=overlap)
+            gated = silu_mul(torch.mm(hidden, layer["gate_up"].t()), overlap=overlap)
+            last = index + 1 == len(self.layers)
+            gain = self.norm if last else self.layers[index + 1]["norm1"]
+            hidden = add_rms_norm(torch.mm(gated, layer["down"].t()), residual, gain, EPS, overlap=overlap)
+        torch.mm(hidden, self.embedding.t(), out=self.logits)
+        return sample_tokens(self.logits, None, None, None)
+
+    def own(self, overlap: bool) -> torch.Tensor:
+        options: dict[str, Any] = {"overlap": overlap, "split_sums": self.meeting, "eps": EPS}
+        residual = embed(self.ids, self.embedding, overlap=False)
+
+        def normed(weight: torch.Tensor, gain: torch.Tensor, **more: Any) -> torch.Tensor:
+            if len(residual) == 1:
+                return few_rows_linear(residual, weight, gain=gain, **options, **more)
+            hidden = add_rms_norm(residual, None, gain, EPS, overlap=overlap)
+            return few_rows_linear(hidden, weight, **options, **more)
+
+        for index, layer in enumerate(self.layers):
+            attended = self.attend(index, normed(layer["qkv"], layer["norm1"]), overlap)
+            few_rows_linear(attended, layer["o"], residual=residual, out=residual, **options)
+            gated = normed(layer["gate_up"], layer["norm2"], gated=True)
+            few_rows_linear(gated, layer["down"], residual=residual, out=residual, **options)
+        normed(self.embedding, self.norm, out=self.logits)
+        return sample_tokens(self.logits, None, None, None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    limits = ceilings()
+    results: list[dict[str, Any]] = []
+    for shape in SHAPES:
+        step = Step(shape)
+        for batch in (1, 2, 8, 16, 64):
+            step.prepare(batch)
+            floor = (step.bytes() + step.caches.nbytes) / limits["copy_GBps"] / 1e6
+            step.library(False)
+            expected = step.logits.clone()
+            for kind in ("library", "own"):
+                if kind == "own" and batch > MAX_ROWS:
+                    continue
+                for overlap in (False, True):
+                    run = getattr(step, kind)
+                    step.logits.fill_(float("nan"))
+                    run(overlap)
+                    error = float((step.logits.float() - expected.float()).norm() / expected.float().norm())
+                    time = microseconds([partial(run, overlap)], window_ms=20.0) / 1e3
+                    row = {
+                        "model": shape.name,
+                        "batch": batch,
+                        "kind": kind,
+                        "overlap": overlap,
+                        "ms": round(time, 4),
+                        "floor_ms": round(floor, 4),
+                        "difference": round(error, 5),
+                    }
+                    results.append(row)
+                    print(row, flush=True)
+        del step
+        torch.cuda.empty_cache()
+    versions = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    report = {"versions": versions, "ceilings": limits, "results": results}
+    (arguments.out / "kernels_step.json").write_text(json.dumps(report, indent=1) + "\n")
+    lines = ["| model | batch | products | overlapped | ms | floor ms | difference |", "| --- " * 7 + "|"]
+    lines += [
+        f"| {row['model']} | {row['batch']} | {row['kind']} | {'yes' if row['overlap'] else 'no'} | {row['ms']} "
+        f"| {row['floor_ms']} | {row['difference']:.1e} |"
+        for row in results
+    ]
+    (arguments.out / "kernels_step.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
