@@ -129,6 +129,6 @@ def _rotate(heads: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
 
     float32 heads are changed in place.
     """
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], -1, 2))
     pairs.mul_(rotations)
     return torch.view_as_real(pairs).flatten(-2).to(heads.dtype)

@@ -4,26 +4,39 @@ Weights are rounded to int8 with one scale per output row. Activations are round
 each token's vector is divided by its largest magnitude, so that the kernel's fixed scale fits every token,
 and the result is multiplied back. A token's numbers therefore never depend on the other tokens of the batch,
 as they would with one scale for the whole batch.
+
+How well this works depends on the largest number of a vector not standing out: load the weights through
+:class:`~pagedlc_engine.model.rotation.RotatedWeights`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import warnings
 from typing import Any
 
 import torch
+
+from pagedlc_engine.model.rotation import hadamard
 
 __all__ = ["Int8Linear", "Int8Method", "Int8NormLinear", "Int8ResidualLinear", "activation_levels", "int8_available"]
 
 #: Keeps a vector of zeros from being divided by zero.
 _SMALLEST = 1e-30
 _ENGINES = ("x86", "fbgemm")
+#: Inputs per block that a Hadamard matrix spreads.
+_SPREAD = 64
 
 
 def int8_available() -> bool:
-    """Whether this torch has the FBGEMM kernels for this CPU."""
-    return "fbgemm" in torch.backends.quantized.supported_engines
+    """Whether this torch has the FBGEMM kernels, for this CPU."""
+    return (
+        "fbgemm" in torch.backends.quantized.supported_engines
+        and hasattr(torch, "_make_per_channel_quantized_tensor")
+        and hasattr(torch.ops.quantized, "linear_prepack")
+        and hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")
+    )
 
 
 @functools.cache
@@ -43,7 +56,11 @@ def activation_levels() -> int:
 def _pack(weight: torch.Tensor, scales: torch.Tensor) -> Any:
     """FBGEMM's layout of ``weight`` ``[out, in]`` rounded to int8 steps of ``scales`` ``[out]``."""
     zeros = torch.zeros(len(scales), dtype=torch.int64)
-    rounded = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
+    steps = (weight / scales[:, None]).round_().to(torch.int8)
+    with warnings.catch_warnings():
+        # torch announces that these tensors will go; int8_available() notices when they have.
+        warnings.filterwarnings("ignore", message=".*deprecated.*", category=UserWarning)
+        rounded = torch._make_per_channel_quantized_tensor(steps, scales.double(), zeros, 0)
     engine = torch.backends.quantized.engine
     if engine in _ENGINES:
         return torch.ops.quantized.linear_prepack(rounded, None)
@@ -91,19 +108,18 @@ class Int8NormLinear(_Int8Weight):
     """See :class:`~pagedlc_engine.model.linear.NormLinear`.
 
     The norm divides a token's vector by one number, and so does the rounding: both divisions are made at once.
+    The norm's weights are multiplied into the matrix.
     """
 
     def __init__(self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         width = weight.shape[1]
-        super().__init__(weight, bias, math.sqrt(width))
-        self.gain = gain.float()
+        super().__init__(weight.float() * gain.float(), bias, math.sqrt(width))
         self.floor = torch.tensor(math.sqrt(width * eps))
 
     def __call__(self, stream: torch.Tensor) -> torch.Tensor:
         """``[T, in]`` to ``[T, out]``, float32."""
-        scaled = stream * self.gain
-        largest = _largest(scaled)
-        product = _product(scaled.div_(largest), self.packed, self.levels)
+        largest = _largest(stream)
+        product = _product(stream / largest, self.packed, self.levels)
         # sqrt(sum of squares + width * eps); sqrt(width) is in the weight.
         length = torch.hypot(torch.linalg.vector_norm(stream, dim=-1, keepdim=True), self.floor)
         factor = largest.div_(length)
@@ -111,15 +127,31 @@ class Int8NormLinear(_Int8Weight):
 
 
 class Int8ResidualLinear(_Int8Weight):
-    """See :class:`~pagedlc_engine.model.linear.ResidualLinear`."""
+    """See :class:`~pagedlc_engine.model.linear.ResidualLinear`.
+
+    ``spiky`` inputs are spread over blocks by a Hadamard matrix, whose inverse is in the weight.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, spiky: bool) -> None:
+        width = weight.shape[1]
+        self.block = min(_SPREAD, width & -width) if spiky else 1
+        self.spread = hadamard(self.block)
+        if self.block > 1:
+            weight = self._spread(weight.float())
+        super().__init__(weight, bias)
 
     def __call__(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
         """``[T, in]`` and ``[T, out]`` to ``[T, out]``, float32."""
+        if self.block > 1:
+            x = self._spread(x)
         largest = _largest(x)
         product = _product(x / largest, self.packed, self.levels)
         if self.bias is not None:
             stream = stream + self.bias
         return torch.addcmul(stream, product, largest)
+
+    def _spread(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.reshape(-1, self.block) @ self.spread).view(x.shape)
 
 
 class Int8Method:
@@ -135,6 +167,6 @@ class Int8Method:
         """See :class:`~pagedlc_engine.model.linear.LinearMethod`."""
         return Int8NormLinear(gain, eps, weight, bias)
 
-    def residual_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8ResidualLinear:
+    def residual_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, spiky: bool) -> Int8ResidualLinear:
         """See :class:`~pagedlc_engine.model.linear.LinearMethod`."""
-        return Int8ResidualLinear(weight, bias)
+        return Int8ResidualLinear(weight, bias, spiky)

@@ -61,8 +61,11 @@ class LinearMethod(Protocol):
         """A linear layer behind an RMS norm of weight ``gain`` ``[in]``."""
         ...
 
-    def residual_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> ResidualLinear:
-        """A linear layer in front of the residual stream."""
+    def residual_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, spiky: bool) -> ResidualLinear:
+        """A linear layer in front of the residual stream.
+
+        ``spiky`` says that few of a token's inputs may be far larger than the rest, as behind a gate.
+        """
         ...
 
 
@@ -118,6 +121,6 @@ class PlainMethod:
         """See :class:`LinearMethod`."""
         return PlainNormLinear(gain, eps, weight, bias)
 
-    def residual_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PlainResidualLinear:
+    def residual_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, spiky: bool) -> PlainResidualLinear:
         """See :class:`LinearMethod`."""
         return PlainResidualLinear(weight, bias)

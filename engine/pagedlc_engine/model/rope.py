@@ -86,7 +86,7 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int, max_model_len: int) -> tu
 
 def _plain(theta: float, head_dim: int) -> torch.Tensor:
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    return 1.0 / (theta**exponents)
+    return torch.pow(theta, exponents).reciprocal()
 
 
 def _dynamic_base(theta: float, scaling: Mapping[str, Any], head_dim: int, max_model_len: int) -> float:
@@ -97,10 +97,11 @@ def _dynamic_base(theta: float, scaling: Mapping[str, Any], head_dim: int, max_m
 
 def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
     """Llama 3.1: long waves are stretched by ``factor``, short ones kept, those between blended."""
-    turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    factor, original = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    turns = plain * (original / (2 * math.pi))
     keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return plain * keep + plain / scaling["factor"] * (1 - keep)
+    return plain * keep + plain / factor * (1 - keep)
 
 
 def _yarn(plain: torch.Tensor, theta: float, head_dim: int, scaling: Mapping[str, Any]) -> torch.Tensor:
@@ -117,7 +118,7 @@ def _yarn(plain: torch.Tensor, theta: float, head_dim: int, scaling: Mapping[str
     low, high = max(low, 0), min(high, head_dim - 1)
     width = high - low if high != low else 0.001
     stretch = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
-    return plain / scaling["factor"] * stretch + plain * (1 - stretch)
+    return plain / float(scaling["factor"]) * stretch + plain * (1 - stretch)
 
 
 def _yarn_amplitude(scaling: Mapping[str, Any]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from pagedlc_engine.model.loaders.dummy import DummyWeights
 from pagedlc_engine.model.loaders.gguf import GGUFWeights
 from pagedlc_engine.model.loaders.safetensors import SafetensorsWeights
 from pagedlc_engine.model.rope import RotaryEmbedding, interleave
+from pagedlc_engine.model.rotation import RotatedWeights
 from pagedlc_engine.model.spec import ModelSpec, find_format
 
 __all__ = ["build_decoder", "load_model"]
@@ -57,8 +59,11 @@ def load_model(
         source = GGUFWeights(where, spec)
     else:
         source = SafetensorsWeights(where, spec)
-    method = Int8Method() if quantization == "int8" else PlainMethod()
-    return build_decoder(source, spec, method, dtype, device, progress, max_model_len)
+    if quantization == "int8":
+        rotated = RotatedWeights(source, spec)
+        untied = replace(spec, tie_word_embeddings=False)
+        return build_decoder(rotated, untied, Int8Method(), dtype, device, progress, max_model_len)
+    return build_decoder(source, spec, PlainMethod(), dtype, device, progress, max_model_len)
 
 
 @torch.inference_mode()
@@ -110,9 +115,9 @@ class _Builder:
         return DecoderLayer(
             qkv=self.method.norm_linear(self.tensor(prefix + "input_layernorm.weight"), eps, *self._qkv(attention)),
             qk_gain=self._qk_gain(attention) if spec.qk_norm else None,
-            output=self.method.residual_linear(*self._stack([attention + "o_proj"], spec.o_bias)),
+            output=self.method.residual_linear(*self._stack([attention + "o_proj"], spec.o_bias), spiky=False),
             gate_up=self.method.norm_linear(self.tensor(prefix + "post_attention_layernorm.weight"), eps, *gate_up),
-            down=self.method.residual_linear(*self._stack([mlp + "down_proj"], spec.mlp_bias)),
+            down=self.method.residual_linear(*self._stack([mlp + "down_proj"], spec.mlp_bias), spiky=True),
         )
 
     def _stack(self, names: list[str], bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
