@@ -37,6 +37,7 @@ class DummyWeights:
             return torch.ones(shape, dtype=self._dtype, device=self._device)
         if name.endswith(".bias"):
             return torch.zeros(shape, dtype=self._dtype, device=self._device)
-        generator = torch.Generator(self._device).manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
+        # torch's CPU generator looks at 32 bits of its seed only.
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         return tensor.normal_(0.0, _STD, generator=generator)
