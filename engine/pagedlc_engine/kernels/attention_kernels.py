@@ -23,11 +23,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attention_kernel", "merge_kernel"]
+__all__ = ["attend_keys", "attention_kernel", "merge_kernel"]
 
 
 @triton.jit
-def _attend_keys(
+def attend_keys(
     acc,
     total,
     peak,
@@ -201,12 +201,12 @@ def attention_kernel(
     if TWO_PHASES:
         masked_from += (tl.minimum(stop, position + 1) - start) // KEYS * KEYS
         for first in tl.range(start, masked_from, KEYS):
-            acc, total, peak = _attend_keys(
+            acc, total, peak = attend_keys(
                 acc, total, peak, q, keys, values, table, kv_head, first, stop, positions, scale, soft_cap, window,
                 HEAD_DIM, HEAD_PAD, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, KEYS, False, False, CAPPED, BULK, PRECISION,
             )  # fmt: skip
     for first in tl.range(masked_from, stop, KEYS):
-        acc, total, peak = _attend_keys(
+        acc, total, peak = attend_keys(
             acc, total, peak, q, keys, values, table, kv_head, first, stop, positions, scale, soft_cap, window,
             HEAD_DIM, HEAD_PAD, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, KEYS, True, WINDOWED, CAPPED, BULK, PRECISION,
         )  # fmt: skip

@@ -207,29 +207,30 @@ class SplitSums:
 
 
 _MOST_SPLITS = 8
-# Weights a program holds in registers: 128 a thread, of 256 threads.
-_HELD = 32768
 _ENOUGH_PROGRAMS = 256
 
 
-def _rows_config(size: int, depth: int, gated: bool) -> RowsConfig:
-    rows = max(1, _HELD // (depth * (2 if gated else 1)))
-    rows = 1 << min(rows.bit_length() - 1, 5)
+def _rows_config(size: int, depth: int) -> RowsConfig:
+    """Rows that keep some ten 16-byte loads a thread in flight, and a program for every multiprocessor."""
+    rows = 4 if depth > 2048 or size >= 65536 else 2
+    if depth > 8192:
+        rows = 1
     while rows > 1 and size // rows < _ENOUGH_PROGRAMS:
         rows //= 2
-    return RowsConfig(rows, 8)
+    return RowsConfig(rows, 4)
 
 
-def _dot_config(size: int, depth: int, gated: bool, can_split: bool) -> DotConfig:
-    """Narrow blocks, and K split until every multiprocessor has work and no program more than a short loop."""
-    block = 64 if size >= 65536 else 32
+def _dot_config(size: int, depth: int, gated: bool, can_split: bool, overlap: bool) -> DotConfig:
+    """Alone, narrow blocks and short loops are best; in an overlapped chain half as many programs, which leave room
+    for the next kernel's."""
+    block = 64 if size >= 65536 or (overlap and can_split and not gated) else 32
     splits = 1
     while (
         can_split
         and not gated
         and splits < _MOST_SPLITS
         and size // block * splits < 256
-        and (size // block * splits < 128 or depth // splits > 2048)
+        and (size // block * splits < 128 or (depth // splits > 2048 and not overlap))
         and depth % (2 * splits * 128) == 0
     ):
         splits *= 2
@@ -287,7 +288,7 @@ def few_rows_linear(
         "OVERLAP": overlap,
     }
     if rows == 1:
-        rows_config = config if isinstance(config, RowsConfig) else _rows_config(size, depth, gated)
+        rows_config = config if isinstance(config, RowsConfig) else _rows_config(size, depth)
         _gemv_kernel[(triton.cdiv(size, rows_config.rows),)](
             x,
             gain if gain is not None else x,
@@ -306,7 +307,7 @@ def few_rows_linear(
             **launch_options(rows_config.num_warps, 1, overlap=overlap),
         )
         return out
-    dot = config if isinstance(config, DotConfig) else _dot_config(size, depth, gated, split_sums is not None)
+    dot = config if isinstance(config, DotConfig) else _dot_config(size, depth, gated, split_sums is not None, overlap)
     _dot_kernel[(triton.cdiv(size, dot.block), dot.splits)](
         x,
         weight,
