@@ -1,0 +1,108 @@
+"""Read text, Markdown and PDF files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagedlc_engine.errors import PagedLCError
+
+__all__ = ["SUPPORTED_SUFFIXES", "Document", "DocumentError", "load_documents"]
+
+TEXT_SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".text")
+SUPPORTED_SUFFIXES = (*TEXT_SUFFIXES, ".pdf")
+
+
+class DocumentError(PagedLCError, ValueError):
+    """A document cannot be read, or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Text of one file, or of one page of a PDF.
+
+    Args:
+        source: File name, relative to the folder that was loaded.
+        text: The text, with ``\\n`` line ends.
+        page: Page number in a PDF, counted from 1.
+    """
+
+    source: str
+    text: str
+    page: int | None = None
+
+
+def load_documents(path: str | Path) -> list[Document]:
+    """Read a file, or every supported file in a folder and below, in order of name.
+
+    Hidden files and folders, and files of other types in a folder, are left out.
+
+    Args:
+        path: A ``.txt``, ``.md``, ``.rst`` or ``.pdf`` file, or a folder. PDFs need ``pypdf``.
+
+    Raises:
+        DocumentError: The path does not exist, holds no readable text, or is of another type.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise DocumentError(f"No such file or folder: {path}")
+    documents: list[Document] = []
+    for file in _files(path):
+        name = file.name if file == path else file.relative_to(path).as_posix()
+        documents.extend(_read_pdf(file, name) if file.suffix.lower() == ".pdf" else _read_text(file, name))
+    if not documents:
+        raise DocumentError(f"There is no text in {path}.")
+    return documents
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        if path.suffix.lower() not in SUPPORTED_SUFFIXES:
+            raise DocumentError(
+                f"Cannot read {path.name}: files of type {path.suffix or '(none)'} are not supported. "
+                f"Supported: {', '.join(SUPPORTED_SUFFIXES)}."
+            )
+        return [path]
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file()
+        and file.suffix.lower() in SUPPORTED_SUFFIXES
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    if not files:
+        raise DocumentError(f"No documents in {path}: looked for {', '.join(SUPPORTED_SUFFIXES)} files.")
+    return files
+
+
+def _read_text(file: Path, name: str) -> Iterator[Document]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"Cannot read {name}: not UTF-8 text (byte {error.start}). Convert it to UTF-8.") from None
+    except OSError as error:
+        raise DocumentError(f"Cannot read {name}: {error.strerror}.") from None
+    if text.strip():
+        yield Document(name, text)
+
+
+def _read_pdf(file: Path, name: str) -> list[Document]:
+    try:
+        import pypdf
+    except ImportError:
+        raise DocumentError(f"Reading {name} needs pypdf: pip install pypdf") from None
+    try:
+        reader = pypdf.PdfReader(file)
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise DocumentError(f"Cannot read {name}: the PDF is protected by a password.")
+        texts = [page.extract_text() for page in reader.pages]
+    except DocumentError:
+        raise
+    # pypdf raises many kinds of errors on damaged files: its own, KeyError, ValueError, struct.error …
+    except Exception as error:
+        raise DocumentError(f"Cannot read {name}: not a readable PDF ({error}).") from error
+    pages = [Document(name, text, number) for number, text in enumerate(texts, start=1) if text.strip()]
+    if not pages:
+        raise DocumentError(f"Cannot read {name}: its pages hold no text. Scanned pages need OCR first.")
+    return pages
