@@ -23,38 +23,27 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attend_keys", "attention_kernel", "merge_kernel"]
+__all__ = ["attend_keys", "attention_kernel", "load_keys", "merge_kernel", "softmax_step"]
 
 
 @triton.jit
-def attend_keys(
-    acc,
-    total,
-    peak,
-    query,
+def load_keys(
     keys,
     values,
     block_table,
     kv_head,
     first,
     stop,
-    positions,
-    scale,
-    soft_cap,
-    window,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
     BULK: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """One step of the online softmax: KEYS keys from ``first`` on. A masked step hides keys from ``stop`` on and
-    those that a query's position does not allow; loads of an unmasked step need no bounds."""
+    """KEYS keys and values from ``first`` on, each [KEYS, HEAD_PAD]. Masked, those from ``stop`` on are zeros: what
+    lies in the cache there is nobody's, and may be NaN."""
     token = first + tl.arange(0, KEYS)
     dims = tl.arange(0, HEAD_PAD)
     if BULK:
@@ -84,6 +73,32 @@ def attend_keys(
         else:
             k = tl.load(keys + offsets)
             v = tl.load(values + offsets)
+    return k, v
+
+
+@triton.jit
+def softmax_step(
+    acc,
+    total,
+    peak,
+    query,
+    k,
+    v,
+    first,
+    stop,
+    positions,
+    scale,
+    soft_cap,
+    window,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One step of the online softmax. A masked step hides keys from ``stop`` on and those that a query's position
+    does not allow."""
+    token = first + tl.arange(0, KEYS)
     score = tl.dot(query, tl.trans(k), input_precision=PRECISION)
     if CAPPED:  # scale holds scale / cap, soft_cap holds cap * log2(e)
         score = (1.0 - 2.0 / (tl.exp(score * (2.0 * scale)) + 1.0)) * soft_cap
@@ -104,6 +119,44 @@ def attend_keys(
     total = total * shrink + tl.sum(weight, 1)
     acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, total, new_peak
+
+
+@triton.jit
+def attend_keys(
+    acc,
+    total,
+    peak,
+    query,
+    keys,
+    values,
+    block_table,
+    kv_head,
+    first,
+    stop,
+    positions,
+    scale,
+    soft_cap,
+    window,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    BULK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Load KEYS keys and values and take one step of the softmax over them."""
+    k, v = load_keys(
+        keys, values, block_table, kv_head, first, stop,
+        HEAD_DIM, HEAD_PAD, TOKEN_STRIDE, BLOCK_SIZE, KEYS, MASKED, BULK,
+    )  # fmt: skip
+    return softmax_step(
+        acc, total, peak, query, k, v, first, stop, positions, scale, soft_cap, window,
+        KEYS, MASKED, WINDOWED, CAPPED, PRECISION,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedlc_engine.kernels.attention_kernels import attend_keys, merge_kernel
+from pagedlc_engine.kernels.attention_kernels import attend_keys, load_keys, merge_kernel, softmax_step
 from pagedlc_engine.kernels.attention_plan import AttentionPlan
 from pagedlc_engine.kernels.launch import LOG2_E, dot_precision, interpreted, launch_options
 from pagedlc_engine.kernels.paged_attention import choose_config
@@ -98,6 +98,12 @@ def _fused_decode_kernel(
     gain_q_pair = tl.load(query_gain + pair, mask=in_head, other=0.0).to(tl.float32)
     gain_k = tl.load(key_gain + dims, mask=in_head, other=0.0).to(tl.float32)
     gain_k_pair = tl.load(key_gain + pair, mask=in_head, other=0.0).to(tl.float32)
+    # Older keys are no result of the kernel before: the first tile is on its way while that one still runs.
+    old = tl.minimum(stop, position)
+    k, v = load_keys(
+        key_cache, value_cache, table, kv_head, tl.minimum(start, position), old,
+        HEAD_DIM, HEAD_PAD, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, KEYS, True, False,
+    )  # fmt: skip
     if EARLY:
         gdc_wait()
     if (count == 0) | (start > position):
@@ -114,8 +120,10 @@ def _fused_decode_kernel(
     total = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     positions = tl.zeros([ROWS], tl.int32) + position
-    old = tl.minimum(stop, position)
-    for first in tl.range(start, old, KEYS):
+    acc, total, peak = softmax_step(
+        acc, total, peak, q, k, v, start, old, positions, scale, 0.0, window, KEYS, True, WINDOWED, False, PRECISION
+    )
+    for first in tl.range(start + KEYS, old, KEYS):
         acc, total, peak = attend_keys(
             acc, total, peak, q, key_cache, value_cache, table, kv_head, first, old, positions, scale, 0.0, window,
             HEAD_DIM, HEAD_PAD, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, KEYS, True, WINDOWED, False, False, PRECISION,
@@ -124,20 +132,20 @@ def _fused_decode_kernel(
         one = tl.arange(0, 1)
         source = projected + token * row_stride + (NUM_HEADS + kv_head + one[:, None]) * HEAD_DIM
         here = (one[:, None] == 0) & in_head[None, :]
-        k = _rotated(
+        new_k = _rotated(
             source + dims[None, :], source + pair[None, :], here, gain_k, gain_k_pair, cos, sin, eps, HEAD_DIM, NORM
         ).to(key_cache.dtype.element_ty)
-        v = tl.load(source + NUM_KV_HEADS * HEAD_DIM + dims[None, :], mask=here, other=0.0)
+        new_v = tl.load(source + NUM_KV_HEADS * HEAD_DIM + dims[None, :], mask=here, other=0.0)
         block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
         slot = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        tl.store(key_cache + slot + dims[None, :] + one[:, None], k, mask=here)
-        tl.store(value_cache + slot + dims[None, :] + one[:, None], v, mask=here)
-        score = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+        tl.store(key_cache + slot + dims[None, :] + one[:, None], new_k, mask=here)
+        tl.store(value_cache + slot + dims[None, :] + one[:, None], new_v, mask=here)
+        score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale
         new_peak = tl.maximum(peak, score)
         shrink = tl.exp2(peak - new_peak)
         weight = tl.exp2(score - new_peak)
         total = total * shrink + weight
-        acc = acc * shrink[:, None] + weight[:, None] * v.to(tl.float32)
+        acc = acc * shrink[:, None] + weight[:, None] * new_v.to(tl.float32)
         peak = new_peak
     if OVERLAP:
         gdc_launch_dependents()
