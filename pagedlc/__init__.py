@@ -16,6 +16,7 @@ from pagedlc_engine.errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
+from pagedlc_engine.grammar.spec import StructuredOutputsParams
 from pagedlc_engine.request import Logprob, SamplingParams
 from pagedlc_engine.stats import EngineStats
 
@@ -37,6 +38,7 @@ __all__ = [
     "PromptTooLongError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "Timings",
     "UnsupportedModelError",
     "shared_llm",

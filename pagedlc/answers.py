@@ -25,6 +25,7 @@ class AnswerReader:
         self._request = request
         self._index = index
         self._detokenizer = IncrementalDetokenizer(tokenizer, request.params, request.prompt_token_ids)
+        self._stop_tokens = [[token] for token in (*request.eos_token_ids, *request.params.stop_token_ids)]
         self.finish_reason: FinishReason | None = None
 
     def read(self, delta: TokenDelta) -> CompletionChunk | None:
@@ -35,7 +36,8 @@ class AnswerReader:
         if self.finish_reason is not None:
             return None
         before = self._detokenizer.num_tokens
-        ended_by_token = delta.finish_reason == "stop"
+        # A grammar may also be complete with an ordinary token, which belongs to the text.
+        ended_by_token = delta.finish_reason == "stop" and delta.token_ids[-1:] in self._stop_tokens
         text = self._detokenizer.feed(delta.token_ids, stop_token=ended_by_token)
         count = self._detokenizer.num_tokens - before
         stop_reason: int | str | None = None

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -151,8 +152,9 @@ class LLM:
     def _build_engine(self) -> Engine:
         if self._needs_weights:
             resolve_model(self._model, self._revision)
+        vocabulary = partial(self.tokenizer.vocabulary, self.spec.vocab_size)
         with self._bar(1, f"Loading {self.model_name}", "tensor", self._use_tqdm) as bar:
-            return build_engine(self.config, self.spec, lambda done, total: _advance(bar, done, total))
+            return build_engine(self.config, self.spec, lambda done, total: _advance(bar, done, total), vocabulary)
 
     def close(self) -> None:
         """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""

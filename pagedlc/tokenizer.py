@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,7 @@ class Tokenizer:
             tokens=tuple(found.get(token_id, b"") for token_id in range(size)),
             special_token_ids=frozenset(token_id for token_id in self.special_token_ids if token_id < size),
             eos_token_ids=tuple(token_id for token_id in self.eos_token_ids if token_id < size),
+            encode=partial(self.encode, add_special_tokens=False),
         )
 
 

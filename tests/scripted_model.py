@@ -5,8 +5,8 @@ Scheduler, KV blocks, prefix cache, sampler, grammar masks, detokenizer and chat
 a wrong block shows as a wrong answer.
 
 The script is what the model *wants* to say. Whatever the sampler forbids (a grammar, a bad word) it leaves out and
-goes on as near to its script as it may: bytes that the grammar forced upon it are passed over, and so is wanted white
-space that was not allowed. At the end of the script it wants to end.
+goes on as near to its script as it may: bytes that the grammar forced upon it are passed over, wanted white space that
+was not allowed is dropped, and so is all that comes before the first byte it was allowed to say. At the end of the script it wants to end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from pagedlc import LLM, registry
 from pagedlc_engine.attention.base import AttentionBatch
 from pagedlc_engine.engine import Engine
+from pagedlc_engine.grammar import GrammarCompiler
 from pagedlc_engine.kv.block_pool import BlockPool
 from pagedlc_engine.kv.manager import KVCacheManager
 from pagedlc_engine.plan import ScheduledSequence, StepPlan
@@ -106,7 +108,8 @@ class ScriptedLLM(LLM):
         budget = config.max_num_batched_tokens or 512
         scheduler = Scheduler(cache, config.max_num_seqs, budget, self._max_model_len)
         runner = _ScriptedRunner(decoder, backend, Sampler(spec.vocab_size, decoder.device), cache)  # type: ignore[arg-type]
-        return Engine(scheduler, runner, config.seed, self._run_ahead)
+        grammars = GrammarCompiler(partial(self.tokenizer.vocabulary, spec.vocab_size))
+        return Engine(scheduler, runner, config.seed, self._run_ahead, grammars)
 
 
 def share(llm: ScriptedLLM) -> ScriptedLLM:
@@ -221,7 +224,7 @@ class _Voice:
         at = 0
         for byte in b"".join(self._words[token] for token in output):
             ahead = at
-            while ahead < len(wanted) and wanted[ahead] != byte and wanted[ahead : ahead + 1].isspace():
+            while ahead < len(wanted) and wanted[ahead] != byte and (not at or wanted[ahead : ahead + 1].isspace()):
                 ahead += 1
             if ahead < len(wanted) and wanted[ahead] == byte:
                 at = ahead + 1

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pagedlc_engine.config import EngineConfig
-from pagedlc_engine.device import num_kv_blocks, place
-from pagedlc_engine.errors import ConfigError, OutOfMemoryError, PagedLCError
+from pagedlc_engine.device import Placement, num_kv_blocks, place
+from pagedlc_engine.errors import ConfigError, InvalidRequestError, OutOfMemoryError, PagedLCError
+from pagedlc_engine.grammar import GrammarCompiler, TokenVocabulary
+from pagedlc_engine.grammar.waiting import GrammarQueue, WaitingForGrammar
 from pagedlc_engine.kv.block_pool import BlockPool
 from pagedlc_engine.kv.manager import KVCacheManager
 from pagedlc_engine.model import ModelSpec, load_model
+from pagedlc_engine.model.decoder import Decoder
 from pagedlc_engine.plan import StepPlan
 from pagedlc_engine.request import Request, TokenDelta
 from pagedlc_engine.runner import ModelRunner, PendingResult
@@ -21,7 +24,7 @@ from pagedlc_engine.sampling import Sampler
 from pagedlc_engine.scheduler import Scheduler
 from pagedlc_engine.stats import EngineStats
 
-__all__ = ["Engine", "Progress", "build_engine"]
+__all__ = ["Engine", "Progress", "build_engine", "check_max_model_len", "failed_delta"]
 
 #: Called with (done, total) while weights load.
 Progress = Callable[[int, int], None]
@@ -37,11 +40,23 @@ class Engine:
         runner: Computes them.
         seed: Seeds requests that bring none, in order of arrival; ``None`` draws from the operating system.
         run_ahead: How many steps may be launched before the oldest one's tokens are looked at.
+        grammars: Compiles ``structured_outputs``; without it such requests are refused.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, seed: int | None = None, run_ahead: int = 0) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        seed: int | None = None,
+        run_ahead: int = 0,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
+        #: Called, on any thread, when a request that waited for its grammar can go on.
+        self.wake: Callable[[], None] = lambda: None
+        self._grammars = grammars
+        self._compiling = GrammarQueue()
         self._run_ahead = run_ahead
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._launched: deque[tuple[StepPlan, PendingResult]] = deque()
@@ -49,21 +64,39 @@ class Engine:
         self._rates: deque[tuple[float, float, int]] = deque()
 
     def add(self, request: Request) -> None:
-        """Queue a request; raises what :meth:`Scheduler.add` raises."""
-        self.scheduler.add(request, self._random.getrandbits(63))
+        """Queue a request, or let it wait for its grammar first.
+
+        Raises:
+            InvalidRequestError: A live request has its id, or this engine knows no grammars.
+        """
+        seed = self._random.getrandbits(63)
+        if request.request_id in self._compiling:
+            raise InvalidRequestError(f"A request with id {request.request_id!r} is running already.")
+        spec = request.params.structured_outputs
+        if spec is None:
+            self.scheduler.add(request, seed)
+            return
+        if self._grammars is None:
+            raise InvalidRequestError("This engine was built without a vocabulary: it knows no structured_outputs.")
+        matcher = self._grammars.compile(spec)
+        if matcher.done():
+            self.scheduler.add(request, seed, matcher.result())
+            return
+        self._compiling.put(WaitingForGrammar(request, seed, matcher))
+        matcher.add_done_callback(lambda _: self.wake())
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """Give up a request or one of its answers."""
-        return self.scheduler.abort(request_id, index)
+        return [*self._compiling.abort(request_id, index), *self.scheduler.abort(request_id, index)]
 
     def has_work(self) -> bool:
         """True while a step would do something."""
-        return self.scheduler.has_work() or bool(self._launched)
+        return self.scheduler.has_work() or bool(self._launched) or self._compiling.any_ready
 
     def step(self) -> list[TokenDelta]:
         """Plan and launch one step, and take in the oldest launched one when it is its turn."""
         start = time.monotonic()
-        deltas: list[TokenDelta] = []
+        deltas = self._queue_compiled()
         plan = self.scheduler.schedule()
         if plan is not None:
             try:
@@ -73,6 +106,20 @@ class Engine:
         if self._launched and (plan is None or len(self._launched) > self._run_ahead):
             deltas += self._take_in(*self._launched.popleft())
         self._count(start, deltas)
+        return deltas
+
+    def _queue_compiled(self) -> list[TokenDelta]:
+        """Hand requests whose grammar is there to the scheduler; one that has none fails."""
+        deltas: list[TokenDelta] = []
+        for item in self._compiling.take_ready():
+            open_answers = [index for index in range(item.request.params.n) if index not in item.given_up]
+            try:
+                self.scheduler.add(item.request, item.seed, item.matcher.result())
+            except PagedLCError as error:
+                deltas += [failed_delta(item.request, index, error) for index in open_answers]
+                continue
+            for index in item.given_up:
+                self.scheduler.abort(item.request.request_id, index)
         return deltas
 
     def _take_in(self, plan: StepPlan, pending: PendingResult) -> list[TokenDelta]:
@@ -96,7 +143,14 @@ class Engine:
         """A snapshot."""
         busy = sum(seconds for _, seconds, _ in self._rates)
         rate = sum(tokens for _, _, tokens in self._rates) / busy if busy > 0 else 0.0
-        return replace(self.scheduler.stats(), num_steps=self._num_steps, tokens_per_second=rate)
+        known = self.scheduler.stats()
+        waiting = known.num_waiting + self._compiling.num_answers
+        return replace(known, num_waiting=waiting, num_steps=self._num_steps, tokens_per_second=rate)
+
+
+def failed_delta(request: Request, index: int, error: PagedLCError) -> TokenDelta:
+    """The only delta of an answer that fails before it began."""
+    return TokenDelta(request.request_id, index, [], finish_reason="error", error=error)
 
 
 def _step_error(error: Exception) -> PagedLCError:
@@ -114,17 +168,57 @@ def _step_error(error: Exception) -> PagedLCError:
     return made
 
 
-def build_engine(config: EngineConfig, spec: ModelSpec, progress: Progress | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    spec: ModelSpec,
+    progress: Progress | None = None,
+    vocabulary: Callable[[], TokenVocabulary] | None = None,
+) -> Engine:
     """Load the weights, allocate the KV cache and put an engine together.
+
+    Args:
+        config: The engine's options.
+        spec: The model's.
+        progress: Told while weights load.
+        vocabulary: Makes the vocabulary when the first request with ``structured_outputs`` comes.
 
     Raises:
         ConfigError: Options do not fit the model or the machine.
         ModelLoadError: The files are damaged.
         OutOfMemoryError: Weights or cache do not fit.
     """
-    placement = place(config)
+    placement = place(config, spec)
     max_model_len = check_max_model_len(config, spec)
-    decoder = load_model(
+    make = _cuda_runner if placement.fused else _plain_runner
+    runner, cache = make(config, placement, spec, max_model_len, progress)
+    scheduler = Scheduler(cache, config.max_num_seqs, placement.max_num_batched_tokens, max_model_len)
+    grammars = None if vocabulary is None else GrammarCompiler(vocabulary)
+    return Engine(scheduler, runner, config.seed, placement.run_ahead, grammars)
+
+
+def _plain_runner(
+    config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, progress: Progress | None
+) -> tuple[ModelRunner, KVCacheManager]:
+    decoder = _load(config, placement, spec, progress)
+    num_blocks = num_kv_blocks(config, placement, spec, max_model_len)
+    backend = placement.attention(spec, config.block_size, num_blocks, placement.dtype, placement.device)
+    cache = KVCacheManager(BlockPool(num_blocks), config.block_size, config.enable_prefix_caching)
+    return ModelRunner(decoder, backend, Sampler(spec.vocab_size, placement.device), cache), cache
+
+
+def _cuda_runner(
+    config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, progress: Progress | None
+) -> tuple[ModelRunner, KVCacheManager]:
+    from pagedlc_engine.cuda.build import build_cuda_runner
+    from pagedlc_engine.cuda.memory import MemoryBudget
+
+    budget = MemoryBudget.of(placement.device, config.gpu_memory_utilization)
+    decoder = _load(config, placement, spec, progress)
+    return build_cuda_runner(config, placement, decoder, max_model_len, budget, progress)
+
+
+def _load(config: EngineConfig, placement: Placement, spec: ModelSpec, progress: Progress | None) -> Decoder:
+    return load_model(
         config.model,
         spec,
         config.load_format,
@@ -134,12 +228,6 @@ def build_engine(config: EngineConfig, spec: ModelSpec, progress: Progress | Non
         config.seed or 0,
         progress,
     )
-    num_blocks = num_kv_blocks(config, placement, spec, max_model_len)
-    backend = placement.attention(spec, config.block_size, num_blocks, placement.dtype, placement.device)
-    cache = KVCacheManager(BlockPool(num_blocks), config.block_size, config.enable_prefix_caching)
-    scheduler = Scheduler(cache, config.max_num_seqs, placement.max_num_batched_tokens, max_model_len)
-    sampler = Sampler(spec.vocab_size, placement.device)
-    return Engine(scheduler, ModelRunner(decoder, backend, sampler, cache), config.seed)
 
 
 def check_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from pagedlc_engine.engine import Engine
+from pagedlc_engine.engine import Engine, failed_delta
 from pagedlc_engine.errors import EngineDeadError, PagedLCError
 from pagedlc_engine.request import Request, TokenDelta
 from pagedlc_engine.stats import EngineStats
@@ -45,7 +45,12 @@ class ResetPrefixCache:
     """Forget all cached prefixes."""
 
 
-Command = Submit | Abort | Configure | ResetPrefixCache
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """Look again whether there is something to do."""
+
+
+Command = Submit | Abort | Configure | ResetPrefixCache | WakeUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class EngineThread:
 def _run(owned: list[Engine], inbox: SimpleQueue[Command | None], deliver: Deliver) -> None:
     # The thread's own argument tuple would keep the engine alive past its end, hence the list.
     engine = owned.pop()
+    engine.wake = lambda: inbox.put(WakeUp())
     stats = engine.stats()
     try:
         while (commands := _receive(inbox, wait=not engine.has_work())) is not None:
@@ -126,7 +132,7 @@ def _obey(engine: Engine, command: Command) -> list[TokenDelta]:
         return engine.abort(command.request_id, command.index)
     if isinstance(command, Configure):
         engine.scheduler.max_num_seqs = command.max_num_seqs
-    else:
+    elif isinstance(command, ResetPrefixCache):
         engine.reset_prefix_cache()
     return []
 
@@ -135,9 +141,5 @@ def _submit(engine: Engine, request: Request) -> list[TokenDelta]:
     try:
         engine.add(request)
     except PagedLCError as error:
-        failed = [
-            TokenDelta(request.request_id, index, [], finish_reason="error", error=error)
-            for index in range(request.params.n)
-        ]
-        return failed
+        return [failed_delta(request, index, error) for index in range(request.params.n)]
     return []

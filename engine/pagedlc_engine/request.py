@@ -6,13 +6,15 @@ layer that owns the tokenizer; the engine itself only looks at token ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pagedlc_engine.config import check_option_names, validation_message
 from pagedlc_engine.errors import ConfigError, InvalidRequestError, PagedLCError
+from pagedlc_engine.grammar.spec import StructuredOutputsParams
 
 __all__ = [
     "FinishReason",
@@ -56,6 +58,9 @@ class SamplingParams(BaseModel):
         bad_words: Strings that must not be generated.
         skip_special_tokens: Leave special tokens out of the text.
         include_stop_str_in_output: Keep the stop string (or stop token's text) in the text.
+        structured_outputs: What the answer must look like: :class:`StructuredOutputsParams`, or a dict of its fields.
+            Every answer that ends by itself keeps to it, whatever the other parameters are; one that ``max_tokens``
+            (or a stop string or stop token) cuts off is the beginning of such an answer.
 
     Raises:
         InvalidRequestError: A value is out of range, or an option is unknown (from :meth:`create`).
@@ -83,6 +88,7 @@ class SamplingParams(BaseModel):
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -104,6 +110,14 @@ class SamplingParams(BaseModel):
     @classmethod
     def _none_is_empty(cls, value: Any) -> Any:
         return () if value is None else value
+
+    @field_validator("structured_outputs", mode="before")
+    @classmethod
+    def _structured_outputs_as_dict(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        check_option_names(value, [field.name for field in fields(StructuredOutputsParams)])
+        return StructuredOutputsParams(**value)
 
     @field_validator("stop", "bad_words")
     @classmethod

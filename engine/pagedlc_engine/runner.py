@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from pagedlc_engine.attention.base import AttentionBackend, AttentionBatch
+from pagedlc_engine.grammar.base import mask_words
 from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import TokenLogprobs
-from pagedlc_engine.sampling import SampledTokens, Sampler, prompt_logprobs
+from pagedlc_engine.sampling import Allowed, SampledTokens, Sampler, prompt_logprobs
 from pagedlc_engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ __all__ = ["ModelRunner", "PendingResult"]
 
 @dataclass(slots=True)
 class PendingResult:
-    """A launched step; :meth:`get` waits for it."""
+    """A launched step; :meth:`get` waits for it. ``failures`` are those known before."""
 
     sampled: SampledTokens | None
     prompt_logprobs: dict[int, list[TokenLogprobs]]
+    failures: dict[int, str]
 
     def get(self) -> StepResult:
         """The step's tokens on the host."""
@@ -36,7 +38,7 @@ class PendingResult:
             self.sampled.token_ids.tolist(),
             self.sampled.logprobs,
             self.prompt_logprobs,
-            self.sampled.failures(),
+            {**self.sampled.failures(), **self.failures},
         )
 
 
@@ -70,7 +72,9 @@ class ModelRunner:
         token_ids, positions = self._inputs(plan)
         attention = self.backend.plan(self._attention_batch(plan, positions))
         hidden = self.decoder.forward(token_ids, torch.from_numpy(positions).to(self.device), attention)
-        return PendingResult(self._sample(plan, hidden), self._prompt_logprobs(plan, hidden))
+        failures: dict[int, str] = {}
+        sampled = self._sample(plan, hidden, failures)
+        return PendingResult(sampled, self._prompt_logprobs(plan, hidden), failures)
 
     def _inputs(self, plan: StepPlan) -> tuple[torch.Tensor, np.ndarray]:
         tokens: list[int] = []
@@ -106,7 +110,7 @@ class ModelRunner:
         slot_mapping = blocks * block_size + positions % block_size
         return AttentionBatch(query_lens, context_lens, block_tables, slot_mapping)
 
-    def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def _sample(self, plan: StepPlan, hidden: torch.Tensor, failures: dict[int, str]) -> SampledTokens | None:
         rows: list[int] = []
         slots: list[int] = []
         end = 0
@@ -118,9 +122,24 @@ class ModelRunner:
         if not rows:
             return None
         logits = self.decoder.compute_logits(hidden if len(rows) == len(hidden) else hidden[rows])
-        sampled = self.sampler.sample(logits, slots)
+        sampled = self.sampler.sample(logits, slots, self._allowed(plan, failures))
         self._newest[slots] = sampled.token_ids
         return sampled
+
+    def _allowed(self, plan: StepPlan, failures: dict[int, str]) -> Allowed | None:
+        """What the grammars of the plan's samplers allow next. On a GPU the model still computes meanwhile."""
+        samplers = [sampler for item in plan.scheduled for sampler in item.samplers]
+        matchers = [(row, item.matcher) for row, item in enumerate(samplers) if item.matcher is not None]
+        if not matchers:
+            return None
+        bits = np.empty((len(matchers), mask_words(self.decoder.spec.vocab_size)), dtype=np.int32)
+        for (row, matcher), mask in zip(matchers, bits, strict=True):
+            problem = matcher.fill(mask)
+            if problem is not None:
+                mask[:] = -1
+                failures[row] = problem
+        rows = torch.tensor([row for row, _ in matchers], device=self.device)
+        return Allowed(rows, torch.from_numpy(bits).to(self.device))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
         found = {}

@@ -3,7 +3,7 @@
 There is no prefill phase and no decode phase: a step grants tokens, under one budget, to sequences whose
 ``num_computed`` lags behind ``num_tokens`` (the formulation of vLLM V1; chunks of a prompt mixed into decode
 batches as in Sarathi-Serve, arXiv 2403.02310). Planning never looks at a token's value, so a step can be
-planned while earlier ones still run. Pure Python over integers; no tensors.
+planned while earlier ones still run; only sequences under a grammar wait for their last token. Pure Python over integers; no tensors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import time
 from bisect import insort
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pagedlc_engine.errors import InvalidRequestError, PagedLCError
 from pagedlc_engine.kv.manager import KVCacheManager
@@ -19,6 +20,9 @@ from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import FinishReason, Request, TokenDelta, TokenLogprobs
 from pagedlc_engine.sequence import Sequence, Status
 from pagedlc_engine.stats import EngineStats
+
+if TYPE_CHECKING:
+    from pagedlc_engine.grammar.base import TokenMatcher
 
 __all__ = ["Scheduler"]
 
@@ -54,12 +58,13 @@ class Scheduler:
 
     # -- requests come and go -------------------------------------------------------------------------
 
-    def add(self, request: Request, seed: int) -> None:
+    def add(self, request: Request, seed: int, matcher: TokenMatcher | None = None) -> None:
         """Queue a request.
 
         Args:
             request: Must have passed :func:`pagedlc_engine.validation.check_request`.
             seed: Used when ``request.params.seed`` is ``None``; answer ``i`` of ``n`` adds ``i``.
+            matcher: At the beginning of the request's grammar, if it has one; each answer follows a copy.
 
         Raises:
             InvalidRequestError: A live request has its id.
@@ -72,7 +77,15 @@ class Scheduler:
             limit = min(limit, len(request.prompt_token_ids) + params.max_tokens)
         first = seed if params.seed is None else params.seed
         answers = [
-            Sequence(next(self._keys), request, index, self._num_arrived, limit, first + index)
+            Sequence(
+                key=next(self._keys),
+                request=request,
+                index=index,
+                order=self._num_arrived,
+                limit=limit,
+                seed=first + index,
+                matcher=None if matcher is None else matcher.copy(),
+            )
             for index in range(params.n)
         ]
         for answer in answers[1:]:
@@ -298,6 +311,11 @@ class Scheduler:
             sequence.timings.first_token = time.monotonic()
         logprobs = result.logprobs[at]
         reason, stop_reason = self._finish_reason(sequence, token)
+        if sequence.matcher is not None and reason != "stop":
+            problem = sequence.matcher.accept(token)
+            if problem is not None:
+                return self._finish(sequence, "error", error=PagedLCError(problem))
+            reason = "stop" if sequence.matcher.complete else reason
         if reason is not None:
             return self._finish(sequence, reason, [token], logprobs, stop_reason)
         if sequence.status is Status.RUNNING:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from pagedlc_engine.kv.hashing import hash_block, root_key
 from pagedlc_engine.request import Request, RequestTimings, TokenLogprobs
+
+if TYPE_CHECKING:
+    from pagedlc_engine.grammar.base import TokenMatcher
 
 __all__ = ["Sequence", "Status"]
 
@@ -31,6 +35,7 @@ class Sequence:
         order: Position in order of arrival, for fairness among equal priorities.
         limit: Most tokens, prompt and answer together.
         seed: Seed of its random numbers.
+        matcher: Follows the answer through its grammar, if it has one; it has accepted all known answer tokens.
     """
 
     __slots__ = (
@@ -39,6 +44,7 @@ class Sequence:
         "index",
         "key",
         "limit",
+        "matcher",
         "num_cached_tokens",
         "num_computed",
         "num_inflight",
@@ -55,13 +61,23 @@ class Sequence:
         "waits_for",
     )
 
-    def __init__(self, key: int, request: Request, index: int, order: int, limit: int, seed: int) -> None:
+    def __init__(
+        self,
+        key: int,
+        request: Request,
+        index: int,
+        order: int,
+        limit: int,
+        seed: int,
+        matcher: TokenMatcher | None = None,
+    ) -> None:
         self.key = key
         self.request = request
         self.index = index
         self.order = order
         self.limit = limit
         self.seed = seed
+        self.matcher = matcher
         self.tokens = list(request.prompt_token_ids)
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
@@ -99,8 +115,11 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose KV no planned step computes yet; 0 when the limit is reached and nothing is left to do."""
-        if self.num_tokens >= self.limit:
+        """Tokens whose KV no planned step computes yet; 0 when the limit is reached and nothing is left to do.
+
+        Under a grammar, what may come next is not known before the tokens in flight are.
+        """
+        if self.num_tokens >= self.limit or (self.matcher is not None and self.num_inflight):
             return 0
         return self.num_tokens - self.num_computed
 

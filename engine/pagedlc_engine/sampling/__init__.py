@@ -1,6 +1,7 @@
 """Logits to token ids: one batched call per step, on the device the logits are on."""
 
 from pagedlc_engine.sampling.logprobs import prompt_logprobs
+from pagedlc_engine.sampling.masks import Allowed
 from pagedlc_engine.sampling.sampler import SampledTokens, Sampler
 
-__all__ = ["SampledTokens", "Sampler", "prompt_logprobs"]
+__all__ = ["Allowed", "SampledTokens", "Sampler", "prompt_logprobs"]

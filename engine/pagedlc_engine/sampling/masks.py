@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BadWords", "Bias", "MinTokens", "add_bias", "ban_bad_words", "ban_early_stop"]
+__all__ = ["Allowed", "BadWords", "Bias", "MinTokens", "add_bias", "allow_only", "ban_bad_words", "ban_early_stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,33 @@ class BadWords:
     history_rows: Tensor
     prefixes: Tensor
     ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Rows that may only draw certain tokens.
+
+    Args:
+        rows: Rows in the batch, int64 [G].
+        bits: One bit per token, lowest first, int32 [G, W] with W = V / 32, rounded up; 1 allows the token.
+    """
+
+    rows: Tensor
+    bits: Tensor
+
+
+def allow_only(logits: Tensor, allowed: Allowed) -> None:
+    """Forbid all other tokens."""
+    octets = allowed.bits.view(torch.uint8).flatten().to(torch.int64)
+    penalties = _penalties_of_octets(logits.device).index_select(0, octets).view(len(allowed.bits), -1)
+    logits.index_add_(0, allowed.rows, penalties[:, : logits.shape[1]])
+
+
+def _penalties_of_octets(device: torch.device) -> Tensor:
+    """For each value of a byte, what its 8 tokens' logits change by: 0 or -inf; float32 [256, 8]."""
+    values = torch.arange(256, device=device)[:, None]
+    allowed = (values >> torch.arange(8, device=device)) & 1
+    return torch.where(allowed == 1, 0.0, -torch.inf)
 
 
 def add_bias(logits: Tensor, bias: Bias) -> None:

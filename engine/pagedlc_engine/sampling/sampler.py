@@ -14,7 +14,7 @@ from pagedlc_engine.sampling.draw import draw
 from pagedlc_engine.sampling.filters import TopK, TopP, drop_below, top_k_cut, top_p_cut
 from pagedlc_engine.sampling.history import TokenHistory
 from pagedlc_engine.sampling.logprobs import token_logprobs
-from pagedlc_engine.sampling.masks import add_bias, ban_bad_words, ban_early_stop
+from pagedlc_engine.sampling.masks import Allowed, add_bias, allow_only, ban_bad_words, ban_early_stop
 from pagedlc_engine.sampling.penalties import apply_penalties
 from pagedlc_engine.sampling.plan import BatchPlan, RandomRows, SlotParams, make_plan
 from pagedlc_engine.sampling.rng import signed64, uniform
@@ -25,7 +25,8 @@ __all__ = ["SampledTokens", "Sampler"]
 
 BAD_LOGITS = "The model's logits for this request are not finite numbers; its weights or its dtype may be at fault."
 NOTHING_ALLOWED = (
-    "No token is left to sample: logit_bias, bad_words and min_tokens together forbid the whole vocabulary. "
+    "No token is left to sample: logit_bias, bad_words, min_tokens and structured_outputs together forbid the whole "
+    "vocabulary. "
     "Allow at least one token."
 )
 
@@ -59,7 +60,7 @@ class Sampler:
     """Chooses the next token of every request in a batch.
 
     Requests sit in slots, small integers that are reused. The stages, in order: log-probabilities of the raw
-    logits; logit bias; bans (``min_tokens``, ``bad_words``); penalties; temperature; min_p; top_k; top_p; draw.
+    logits; logit bias; bans (``min_tokens``, ``bad_words``); penalties; grammar; temperature; min_p; top_k; top_p; draw.
     A stage runs only when some row of the batch needs it: a greedy batch is an argmax.
 
     A row's token depends on its own logits, parameters, seed and number of tokens so far, and on nothing else.
@@ -124,12 +125,13 @@ class Sampler:
         self._requests.pop(slot, None)
         self._planned_slots = None
 
-    def sample(self, logits: Tensor, slots: Sequence[int]) -> SampledTokens:
+    def sample(self, logits: Tensor, slots: Sequence[int], allowed: Allowed | None = None) -> SampledTokens:
         """Choose one token per row and count it as output of the row's slot.
 
         Args:
             logits: The model's raw logits, float32 [S, V]; left unchanged.
             slots: The slot of each row, all different.
+            allowed: Rows under a grammar, and which tokens it allows.
 
         Raises:
             PagedLCError: A slot is empty, or the logits have another shape than S rows of the vocabulary.
@@ -140,9 +142,10 @@ class Sampler:
                 f"and a vocabulary of {self._vocab_size}."
             )
         plan = self._plan_for(slots)
-        edited = self._edit(logits, plan) if plan.edits_logits else logits
+        edits = plan.edits_logits or allowed is not None
+        edited = self._edit(logits, plan, allowed) if edits else logits
         maxima, token_ids = row_argmax(edited)
-        raw_maxima = logits.amax(-1) if plan.edits_logits else maxima
+        raw_maxima = logits.amax(-1) if edits else maxima
         for block in plan.random:
             drawn = self._draw(edited, maxima, block)
             token_ids = drawn if block.rows is None else token_ids.index_copy_(0, block.rows, drawn)
@@ -155,8 +158,8 @@ class Sampler:
             nothing_allowed=~bad_logits & ~maxima.isfinite(),
         )
 
-    def _edit(self, logits: Tensor, plan: BatchPlan) -> Tensor:
-        """A copy of the logits with biases, bans and penalties applied."""
+    def _edit(self, logits: Tensor, plan: BatchPlan, allowed: Allowed | None) -> Tensor:
+        """A copy of the logits with biases, bans, penalties and grammars applied."""
         logits = logits.clone()
         if plan.bias is not None:
             add_bias(logits, plan.bias)
@@ -168,6 +171,8 @@ class Sampler:
         if plan.penalties is not None:
             seen = self._history.seen(plan.penalties.history_rows)
             apply_penalties(logits, plan.penalties, seen, self._history.counts)
+        if allowed is not None:
+            allow_only(logits, allowed)
         return logits
 
     def _draw(self, logits: Tensor, maxima: Tensor, random: RandomRows) -> Tensor:

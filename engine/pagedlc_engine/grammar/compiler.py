@@ -1,0 +1,97 @@
+"""Compiles grammars beside the engine's thread, each once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+
+from pagedlc_engine.errors import InvalidRequestError, PagedLCError
+from pagedlc_engine.grammar.base import TokenMatcher
+from pagedlc_engine.grammar.library import GrammarLibrary
+from pagedlc_engine.grammar.spec import StructuredOutputsParams
+from pagedlc_engine.grammar.vocabulary import TokenVocabulary
+
+__all__ = ["GrammarCompiler"]
+
+
+class GrammarCompiler:
+    """Turns specs into matchers, on a thread pool, and remembers the last ones.
+
+    Args:
+        vocabulary: Makes the model's vocabulary; called once, on the pool, when the first grammar comes.
+        capacity: How many compiled grammars are remembered.
+        time_limit: Seconds after which a grammar is given up.
+    """
+
+    def __init__(
+        self, vocabulary: Callable[[], TokenVocabulary], *, capacity: int = 128, time_limit: float = 30.0
+    ) -> None:
+        self._make_vocabulary = vocabulary
+        self._capacity = capacity
+        self._time_limit = time_limit
+        self._pool: ThreadPoolExecutor | None = None
+        self._library: GrammarLibrary | None = None
+        self._library_lock = threading.Lock()
+        self._compiled: OrderedDict[StructuredOutputsParams, Future[TokenMatcher]] = OrderedDict()
+
+    def compile(self, spec: StructuredOutputsParams) -> Future[TokenMatcher]:
+        """The matcher at the beginning of an answer, to be copied for each; done at once if it is remembered.
+
+        The future fails with a :class:`PagedLCError`. To be called from one thread only.
+        """
+        found = self._compiled.get(spec)
+        if found is not None and not (found.done() and found.exception() is not None):
+            self._compiled.move_to_end(spec)
+            return found
+        future = self._start(spec)
+        self._compiled[spec] = future
+        if len(self._compiled) > self._capacity:
+            self._compiled.popitem(last=False)
+        return future
+
+    def _start(self, spec: StructuredOutputsParams) -> Future[TokenMatcher]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(2, thread_name_prefix="pagedlc-grammar")
+        result: Future[TokenMatcher] = Future()
+        timer = threading.Timer(self._time_limit, _fail, (result, self._too_long(spec)))
+        timer.daemon = True
+        result.add_done_callback(lambda _: timer.cancel())
+        timer.start()
+        self._pool.submit(self._run, spec, result)
+        return result
+
+    def _run(self, spec: StructuredOutputsParams, result: Future[TokenMatcher]) -> None:
+        try:
+            matcher = self._ready_library().compile(spec)
+        except PagedLCError as error:
+            _fail(result, error)
+        except Exception as error:
+            made = InvalidRequestError(f"structured_outputs: the {spec.kind} cannot be compiled: {error}")
+            made.__cause__ = error
+            _fail(result, made)
+        else:
+            _succeed(result, matcher)
+
+    def _ready_library(self) -> GrammarLibrary:
+        with self._library_lock:
+            if self._library is None:
+                self._library = GrammarLibrary(self._make_vocabulary())
+            return self._library
+
+    def _too_long(self, spec: StructuredOutputsParams) -> PagedLCError:
+        return InvalidRequestError(
+            f"structured_outputs: the {spec.kind} was not compiled within {self._time_limit:g} seconds; simplify it."
+        )
+
+
+def _succeed(result: Future[TokenMatcher], matcher: TokenMatcher) -> None:
+    with suppress(InvalidStateError):  # the time limit came first
+        result.set_result(matcher)
+
+
+def _fail(result: Future[TokenMatcher], error: PagedLCError) -> None:
+    with suppress(InvalidStateError):  # the matcher, or the time limit, came first
+        result.set_exception(error)

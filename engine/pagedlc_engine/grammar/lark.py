@@ -1,0 +1,79 @@
+"""Writes rules in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pagedlc_engine.errors import InvalidRequestError
+from pagedlc_engine.grammar.schema import prepare_schema
+from pagedlc_engine.grammar.spec import StructuredOutputsParams
+from pagedlc_engine.grammar.vocabulary import TokenVocabulary
+
+__all__ = ["LarkWriter"]
+
+_ESCAPE_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
+
+
+class LarkWriter:
+    """Collects the rules of one grammar.
+
+    Args:
+        vocabulary: Its special tokens are recognised in literals.
+        spec: Options for JSON schemas.
+    """
+
+    def __init__(self, vocabulary: TokenVocabulary, spec: StructuredOutputsParams) -> None:
+        self._spec = spec
+        self._special = {
+            vocabulary.tokens[token_id].decode(errors="ignore"): token_id for token_id in vocabulary.special_token_ids
+        }
+        names = sorted(filter(None, self._special), key=len, reverse=True)
+        self._special_names = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+        self._rules: list[str] = []
+        self._parts: list[dict[str, Any]] = []
+
+    def pieces(self, text: str) -> list[str]:
+        """A literal as terms, one after the other: its special tokens stand for themselves."""
+        split = [text] if self._special_names is None else self._special_names.split(text)
+        return [self._piece(piece) for piece in split if piece]
+
+    def _piece(self, piece: str) -> str:
+        special = self._special.get(piece)
+        return json.dumps(piece, ensure_ascii=False) if special is None else f"<[{special}]>"
+
+    def literal(self, text: str) -> str:
+        """A term for exactly this text."""
+        return " ".join(self.pieces(text)) or '""'
+
+    def regex(self, pattern: str) -> str:
+        """A term for a regular expression."""
+        escaped = _ESCAPE_OR_SLASH.sub(lambda match: r"\/" if match[0] == "/" else match[0], pattern)
+        return "/" + escaped.replace("\n", r"\n") + "/"
+
+    def rule(self, body: str, options: str = "") -> str:
+        """A new rule; returns its name."""
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def schema(self, schema: Any) -> str:
+        """A term for JSON that fits a schema."""
+        if not isinstance(schema, dict | bool):
+            raise InvalidRequestError(f"structured_outputs: {schema!r} is not a JSON schema.")
+        return self._part({"json_schema": prepare_schema(schema, self._spec)})
+
+    def grammar(self, lark: str) -> str:
+        """A term for a whole grammar in Lark syntax."""
+        return self._part({"lark_grammar": lark})
+
+    def _part(self, part: dict[str, Any]) -> str:
+        name = f"part{len(self._parts)}"
+        self._parts.append({"name": name, **part})
+        return f"@{name}"
+
+    def finish(self, start: str) -> str:
+        """The grammar whose answers are ``start``, as the library takes it."""
+        lines = [f"start: {start}", *self._rules, r"TEXT: /(.|\n)*/", ""]
+        return json.dumps({"grammars": [{"name": "answer", "lark_grammar": "\n".join(lines)}, *self._parts]})

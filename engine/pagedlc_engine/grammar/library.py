@@ -1,0 +1,135 @@
+"""The grammar library, llguidance: the only place that calls it.
+
+It needs no other package, compiles a typical tool's schema in a millisecond, fills a mask in microseconds, and refuses
+a schema that it cannot keep to the letter rather than keeping half of it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from pagedlc_engine.errors import InvalidRequestError
+from pagedlc_engine.grammar.base import MaskRow
+from pagedlc_engine.grammar.lark import LarkWriter
+from pagedlc_engine.grammar.structural_tag import tag_grammar
+from pagedlc_engine.grammar.vocabulary import TokenVocabulary
+
+if TYPE_CHECKING:
+    from pagedlc_engine.grammar.spec import StructuredOutputsParams
+
+__all__ = ["GrammarLibrary", "LibraryMatcher"]
+
+_LIMITS = LLParserLimits(verbose_errors=False)
+
+
+class LibraryMatcher:
+    """Implements :class:`pagedlc_engine.grammar.base.TokenMatcher`."""
+
+    __slots__ = ("_matcher",)
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        """See :class:`TokenMatcher`."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def accept(self, token_id: int) -> str | None:
+        """See :class:`TokenMatcher`."""
+        return None if self._matcher.consume_token(token_id) else self._problem()
+
+    def fill(self, row: MaskRow) -> str | None:
+        """See :class:`TokenMatcher`."""
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        return self._problem() if self._matcher.is_error() else None
+
+    def copy(self) -> LibraryMatcher:
+        """See :class:`TokenMatcher`."""
+        return LibraryMatcher(self._matcher.deep_copy())
+
+    def _problem(self) -> str:
+        return f"The answer cannot be kept to structured_outputs: {_message(self._matcher)}"
+
+
+class GrammarLibrary:
+    """Compiles specs for one vocabulary.
+
+    Args:
+        vocabulary: The model's tokens.
+    """
+
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tokenizer = LLTokenizer(_Tokens(vocabulary), n_vocab=_width(vocabulary), eos_token=_ends(vocabulary))  # type: ignore[arg-type]
+
+    def compile(self, spec: StructuredOutputsParams) -> LibraryMatcher:
+        """A matcher at the beginning of an answer.
+
+        Raises:
+            InvalidRequestError: The grammar is wrong, or asks for what cannot be enforced.
+        """
+        matcher = LLMatcher(self._tokenizer, self._grammar(spec), log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            # The first mask costs more than the others; later matchers are copies that share what it found.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise InvalidRequestError(f"structured_outputs: the {spec.kind} cannot be used: {_message(matcher)}")
+        return LibraryMatcher(matcher)
+
+    def _grammar(self, spec: StructuredOutputsParams) -> str:
+        writer = LarkWriter(self._vocabulary, spec)
+        if spec.structural_tag is not None:
+            return tag_grammar(json.loads(spec.structural_tag), writer, _to_lark)
+        if spec.json is not None:
+            return writer.finish(writer.schema(json.loads(spec.json)))
+        if spec.json_object:
+            return writer.finish(writer.schema({"type": "object"}))
+        if spec.regex is not None:
+            return writer.finish(writer.regex(spec.regex))
+        if spec.choice is not None:
+            return writer.finish(writer.rule(" | ".join(writer.literal(option) for option in spec.choice)))
+        return writer.finish(writer.grammar(_to_lark(spec.grammar or "")))
+
+
+def _message(matcher: LLMatcher) -> str:
+    """What is wrong, without the library's inner state."""
+    return str(matcher.get_error()).split("\n<")[0].strip() or "the token is not allowed"
+
+
+def _to_lark(grammar: str) -> str:
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the library raises plain Exception
+        raise InvalidRequestError(f"structured_outputs: the grammar cannot be read: {error}") from error
+
+
+def _width(vocabulary: TokenVocabulary) -> int:
+    """V, and one more when no token ends an answer: the library needs one, and the sampler never sees that one."""
+    return vocabulary.size + (not vocabulary.eos_token_ids)
+
+
+def _ends(vocabulary: TokenVocabulary) -> list[int]:
+    return list(vocabulary.eos_token_ids) or [vocabulary.size]
+
+
+class _Tokens:
+    """The vocabulary in the form the library asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
+        self._encode = vocabulary.encode
+        missing = _width(vocabulary) - vocabulary.size
+        self.tokens = [*vocabulary.tokens, *[b""] * missing]
+        self.special_token_ids = sorted(vocabulary.special_token_ids)
+        self.eos_token_id = _ends(vocabulary)[0]
+
+    def __call__(self, text: str) -> list[int]:
+        """The usual tokens of a text that the grammar forces."""
+        return list(self._encode(text))

@@ -1,0 +1,75 @@
+"""JSON schemas, made ready for the grammar library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pagedlc_engine.grammar.spec import StructuredOutputsParams
+
+__all__ = ["prepare_schema"]
+
+# One space, or one line break with indentation. Without a bound, a model that is unsure writes blanks for ever.
+_WHITESPACE = r"( ?|\n {0,16})"
+
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_ONE_OF_SCHEMAS = ("anyOf", "oneOf", "prefixItems")
+_A_SCHEMA = ("items", "additionalProperties", "contains", "propertyNames")
+#: Keywords beside which an object's own list of properties is not all there is.
+_COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties", "not", "if")
+
+
+def prepare_schema(schema: Mapping[str, Any] | bool, spec: StructuredOutputsParams) -> dict[str, Any]:
+    """The schema with the options of ``spec`` written into it.
+
+    Args:
+        schema: As JSON.
+        spec: Says which white space is allowed and whether objects are closed.
+    """
+    whole: dict[str, Any] = {} if schema is True else {"not": {}} if schema is False else dict(schema)
+    if spec.disable_additional_properties:
+        whole = _close(whole, set(_combined_references(whole)), "#")
+    if spec.disable_any_whitespace:
+        options: dict[str, Any] = {"whitespace_flexible": False}
+    else:
+        options = {"whitespace_pattern": spec.whitespace_pattern or _WHITESPACE}
+    return {**whole, "x-guidance": {**options, **whole.get("x-guidance", {})}}
+
+
+def _close(schema: Any, left_open: set[str], path: str) -> Any:
+    """Forbid undeclared properties, but not in parts that a combination with others may complete."""
+    if not isinstance(schema, Mapping):
+        return schema
+    closed = dict(schema)
+    for keyword in _OF_SCHEMAS:
+        if isinstance(schema.get(keyword), Mapping):
+            closed[keyword] = {
+                name: _close(part, left_open, f"{path}/{keyword}/{name}") for name, part in schema[keyword].items()
+            }
+    combined = "properties" in schema
+    for keyword in _ONE_OF_SCHEMAS:
+        if isinstance(schema.get(keyword), list) and not combined:
+            closed[keyword] = [
+                _close(part, left_open, f"{path}/{keyword}/{n}") for n, part in enumerate(schema[keyword])
+            ]
+    for keyword in _A_SCHEMA:
+        if keyword in schema:
+            closed[keyword] = _close(schema[keyword], left_open, f"{path}/{keyword}")
+    if isinstance(schema.get("properties"), Mapping) and path not in left_open:
+        if not any(keyword in schema for keyword in (*_COMBINING, "additionalProperties")):
+            closed["additionalProperties"] = False
+    return closed
+
+
+def _combined_references(schema: Any, combined: bool = False) -> Iterator[str]:
+    """``$ref`` targets that are combined with something else, which may add properties of its own."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _combined_references(part, combined)
+    if not isinstance(schema, Mapping):
+        return
+    together = combined or "allOf" in schema or ("properties" in schema and any(key in schema for key in _COMBINING))
+    if isinstance(schema.get("$ref"), str) and together:
+        yield schema["$ref"]
+    for keyword, part in schema.items():
+        yield from _combined_references(part, together and keyword in ("allOf", "anyOf", "oneOf", "if", "then", "else"))
