@@ -67,7 +67,7 @@ def test_window_and_soft_cap(
 
 def test_long_context_is_split_and_merged(device: torch.device) -> None:
     step = make_step(
-        [1, 20], [700, 1300], heads=4, kv_heads=1, head_dim=16, block_size=16, device=device, dtype=torch.float32
+        [1, 20], [200, 600], heads=4, kv_heads=1, head_dim=16, block_size=16, device=device, dtype=torch.float32
     )
     assert all(table.splits > 1 for table in step.plan.tables)
     check(step, 1e-5)
@@ -88,7 +88,7 @@ def cheap_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cheap_sharing")
-@pytest.mark.parametrize("contexts", [[65, 70, 100, 64 + 300], [600, 300, 310, 65]])
+@pytest.mark.parametrize("contexts", [[65, 70, 100, 64 + 150], [260, 150, 160, 65]])
 @pytest.mark.parametrize("shared_blocks", [4, 2])
 def test_shared_prefix(device: torch.device, contexts: list[int], shared_blocks: int) -> None:
     step = make_step(
@@ -136,7 +136,7 @@ def test_padding_tiles_write_nothing(device: torch.device) -> None:
 
 def test_fuzz_of_mixed_batches(device: torch.device) -> None:
     rng = np.random.default_rng(7)
-    for seed in range(6):
+    for seed in range(5):
         count = int(rng.integers(1, 6))
         contexts = rng.integers(1, 90, count)
         queries = [int(rng.integers(1, limit + 1)) if rng.random() < 0.5 else 1 for limit in contexts]

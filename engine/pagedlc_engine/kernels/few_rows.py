@@ -208,16 +208,22 @@ class SplitSums:
 
 _MOST_SPLITS = 8
 _ENOUGH_PROGRAMS = 256
+# Weights that a large program holds in registers: 128 in each of 256 threads.
+_HELD = 32768
 
 
-def _rows_config(size: int, depth: int) -> RowsConfig:
-    """Rows that keep some ten 16-byte loads a thread in flight, and a program for every multiprocessor."""
-    rows = 4 if depth > 2048 or size >= 65536 else 2
-    if depth > 8192:
-        rows = 1
+def _rows_config(size: int, depth: int, gated: bool, overlap: bool) -> RowsConfig:
+    """Small programs finish together; in an overlapped chain over long rows large ones hold more weights before the
+    wait on the predecessor."""
+    if overlap and depth >= 4096:
+        rows, warps = max(1, _HELD // (depth * (2 if gated else 1))), 8
+    else:
+        rows, warps = 4 if depth > 2048 or size >= 65536 else 2, 4
+        if depth > 8192:
+            rows = 1
     while rows > 1 and size // rows < _ENOUGH_PROGRAMS:
         rows //= 2
-    return RowsConfig(rows, 4)
+    return RowsConfig(1 << (rows.bit_length() - 1), warps)
 
 
 def _dot_config(size: int, depth: int, gated: bool, can_split: bool, overlap: bool) -> DotConfig:
@@ -288,7 +294,7 @@ def few_rows_linear(
         "OVERLAP": overlap,
     }
     if rows == 1:
-        rows_config = config if isinstance(config, RowsConfig) else _rows_config(size, depth)
+        rows_config = config if isinstance(config, RowsConfig) else _rows_config(size, depth, gated, overlap)
         _gemv_kernel[(triton.cdiv(size, rows_config.rows),)](
             x,
             gain if gain is not None else x,
