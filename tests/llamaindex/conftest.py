@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llamaindex_fakes import FakeLLM
 
 from llama_index.llms.pagedlc import Vllm
@@ -37,8 +39,22 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Vllm, FakeLLM]]
     return build
 
 
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """LlamaIndex's instrumentation events."""
+    seen: list[Any] = []
+
+    class Recorder(BaseEventHandler):
+        def handle(self, event: Any, **kwargs: Any) -> None:
+            seen.append(event)
+
+    dispatcher = get_dispatcher()
+    monkeypatch.setattr(dispatcher, "event_handlers", [*dispatcher.event_handlers, Recorder()])
+    return seen
+
+
 @pytest.fixture(scope="session")
 def llm() -> Iterator[Vllm]:
-    """The default model, greedy, with short answers."""
-    with Vllm(temperature=0.0, max_new_tokens=24) as loaded:
+    """The default model, greedy, with short answers, in exact arithmetic so that texts can be compared."""
+    with Vllm(temperature=0.0, max_new_tokens=24, quantization=None) as loaded:
         yield loaded.load()

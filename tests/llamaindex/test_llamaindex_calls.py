@@ -15,8 +15,6 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 
 from llama_index.llms.pagedlc import Vllm
 from pagedlc_engine.errors import InvalidRequestError
@@ -307,16 +305,3 @@ async def test_instrumentation_events(make: Any, events: list[Any]) -> None:
     assert start.model_dict["model_name"] == "fake"
     end = next(event for event in events if event.class_name() == "LLMCompletionEndEvent")
     assert end.response.text == "Hello"
-
-
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    seen: list[Any] = []
-
-    class Recorder(BaseEventHandler):
-        def handle(self, event: Any, **kwargs: Any) -> None:
-            seen.append(event)
-
-    dispatcher = get_dispatcher()
-    monkeypatch.setattr(dispatcher, "event_handlers", [*dispatcher.event_handlers, Recorder()])
-    return seen
