@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.activation import silu_mul, silu_mul_reference
 from pagedlc_engine.kernels.embedding import embed, embed_reference
+from pagedlc_engine.kernels.fused_decode import can_fuse_decode, fused_decode, fused_decode_reference
 from pagedlc_engine.kernels.norm import add_rms_norm, add_rms_norm_reference
 from pagedlc_engine.kernels.rope_cache import (
     norm_rope_cache,
@@ -17,7 +18,7 @@ from pagedlc_engine.kernels.rope_cache import (
     write_cache_reference,
 )
 from pagedlc_engine.kernels.sampling import sample_tokens, sample_tokens_reference
-from tests.kernels.support import relative_error
+from tests.kernels.support import make_step, relative_error
 
 
 @pytest.mark.parametrize("size", [576, 1024])
@@ -110,3 +111,36 @@ def test_a_rows_token_does_not_depend_on_the_batch(device: torch.device) -> None
     for row in (0, 8):
         one = slice(row, row + 1)
         assert sample_tokens(logits[one], temperatures[one], seeds[one], counters[one])[0] == tokens[row]
+
+
+@pytest.mark.parametrize("with_norm", [True, False])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 16), (2, 1, 80)])
+def test_fused_decode(
+    device: torch.device, with_norm: bool, window: int | None, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    contexts = [1, 16, 17, 300]
+    step = make_step(
+        [1] * 4, contexts, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=16, device=device,
+        dtype=torch.float32, processors=4,
+    )  # fmt: skip
+    assert can_fuse_decode(step.plan)
+    assert step.plan.tables[0].splits > 1
+    projected = torch.randn(4, (heads + 2 * kv_heads) * head_dim, device=device)
+    gains = [torch.rand(head_dim, device=device) if with_norm else None for _ in range(2)]
+    angle = torch.arange(400, device=device)[:, None] * torch.rand(head_dim // 2, device=device)
+    rotation = torch.cat((angle.cos(), angle.sin()), dim=1)
+    last = torch.tensor(contexts, device=device) - 1
+    blocks = step.plan.block_tables[torch.arange(4, device=device), last // 16]
+    step.plan.slots.copy_(blocks * 16 + last % 16)
+    caches = [step.key_cache, step.value_cache]
+    for cache in caches:
+        cache.flatten(0, 1)[step.plan.slots.long()] = float("nan")
+    expected_caches = [cache.clone() for cache in caches]
+    arguments = (projected, *gains, rotation)
+    out = torch.full((4, heads, head_dim), float("nan"), device=device)
+    fused_decode(*arguments, *caches, step.plan, heads, scale=step.scale, window=window, out=out)
+    expected = fused_decode_reference(*arguments, *expected_caches, step.plan, heads, scale=step.scale, window=window)
+    assert relative_error(out, expected) < 1e-5
+    for cache, expected_cache in zip(caches, expected_caches, strict=True):
+        torch.testing.assert_close(cache, expected_cache, equal_nan=True)

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.activation import silu_mul, silu_mul_reference
+from pagedlc_engine.kernels.fused_decode import fused_decode, fused_decode_reference
 from pagedlc_engine.kernels.norm import add_rms_norm, add_rms_norm_reference
 from pagedlc_engine.kernels.paged_attention import paged_attention
 from pagedlc_engine.kernels.paged_attention_reference import paged_attention_reference
@@ -148,3 +149,27 @@ def test_draws_follow_the_softmax() -> None:
     tokens = sample_tokens(logits.repeat(draws, 1), temperatures, torch.full_like(counters, 11), counters)
     shares = tokens.bincount(minlength=5) / draws
     assert (shares - (logits / 0.7).softmax(-1)).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("count", [1, 8, 60])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_fused_decode(count: int, block_size: int, overlap: bool) -> None:
+    contexts = [1 + 173 * row % 3000 for row in range(count)]
+    step = step_on_gpu([1] * count, contexts, block_size=block_size)
+    projected = torch.randn(count, 48 * 128, device="cuda").bfloat16()
+    gains = torch.rand(2, 128, device="cuda").bfloat16()
+    angle = torch.arange(3000, device="cuda")[:, None] * torch.rand(64, device="cuda")
+    rotation = torch.cat((angle.cos(), angle.sin()), dim=1)
+    last = torch.tensor(contexts, device="cuda") - 1
+    blocks = step.plan.block_tables[torch.arange(count, device="cuda"), last // block_size]
+    step.plan.slots.copy_(blocks * block_size + last % block_size)
+    caches = [step.key_cache, step.value_cache]
+    expected_caches = [cache.clone() for cache in caches]
+    out = torch.full((count, 32, 128), float("nan"), dtype=torch.bfloat16, device="cuda")
+    arguments = (projected, gains[0], gains[1], rotation)
+    fused_decode(*arguments, *caches, step.plan, 32, scale=step.scale, out=out, overlap=overlap)
+    expected = fused_decode_reference(*arguments, *expected_caches, step.plan, 32, scale=step.scale)
+    assert relative_error(out, expected) <= 1e-2
+    for cache, expected_cache in zip(caches, expected_caches, strict=True):
+        assert relative_error(cache.nan_to_num(0.0), expected_cache.nan_to_num(0.0)) <= 1e-3
