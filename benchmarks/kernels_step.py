@@ -1,7 +1,8 @@
 """A whole decode step in one CUDA graph, all kernels real: ``python -m benchmarks.kernels_step --out DIR``.
 
 Shapes of Qwen3-0.6B and Qwen3-8B, random weights, context 512 of every request, block 64. ``library``: cuBLAS and the
-small kernels. ``own``: the products of :mod:`few_rows` too. Both with and without programmatic dependent launch.
+small kernels. ``own``: the products of :mod:`few_rows` too. ``fused decode``: norm, rotation, cache write and attention
+in one kernel. All with and without programmatic dependent launch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pagedlc_engine.kernels.activation import silu_mul
 from pagedlc_engine.kernels.attention_plan import AttentionGeometry, plan_attention
 from pagedlc_engine.kernels.embedding import embed
 from pagedlc_engine.kernels.few_rows import MAX_ROWS, SplitSums, few_rows_linear
+from pagedlc_engine.kernels.fused_decode import fused_decode
 from pagedlc_engine.kernels.norm import add_rms_norm
 from pagedlc_engine.kernels.paged_attention import paged_attention
 from pagedlc_engine.kernels.rope_cache import norm_rope_cache
@@ -47,6 +49,8 @@ def random(*shape: int, scale: float = 0.02) -> torch.Tensor:
 
 class Step:
     """Weights of one shape, and the decode steps over them."""
+
+    fused = False
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -86,6 +90,12 @@ class Step:
 
     def attend(self, index: int, projected: torch.Tensor, overlap: bool) -> torch.Tensor:
         layer, (keys, values) = self.layers[index], self.caches[index]
+        if self.fused:
+            out = fused_decode(
+                projected, layer["gains"][0], layer["gains"][1], self.rotation, keys, values, self.plan,
+                self.shape.heads, scale=HEAD_DIM**-0.5, eps=EPS, overlap=overlap,
+            )  # fmt: skip
+            return out.view(len(out), -1)
         query = norm_rope_cache(
             projected, layer["gains"][0], layer["gains"][1], self.rotation, self.positions, self.plan.slots, keys,
             values, self.shape.heads, EPS, overlap=overlap,
@@ -137,9 +147,10 @@ def main() -> None:
         for batch in (1, 2, 8, 16, 64):
             step.prepare(batch)
             floor = (step.bytes() + step.caches.nbytes) / limits["copy_GBps"] / 1e6
+            step.fused = False
             step.library(False)
             expected = step.logits.clone()
-            for kind in ("library", "own"):
+            for kind, step.fused in (("library", False), ("library", True), ("own", False), ("own", True)):
                 if kind == "own" and batch > MAX_ROWS:
                     continue
                 for overlap in (False, True):
@@ -151,7 +162,7 @@ def main() -> None:
                     row = {
                         "model": shape.name,
                         "batch": batch,
-                        "kind": kind,
+                        "kind": kind + ", fused decode" * step.fused,
                         "overlap": overlap,
                         "ms": round(time, 4),
                         "floor_ms": round(floor, 4),
