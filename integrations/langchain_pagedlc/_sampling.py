@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel
+
+from pagedlc import StructuredOutputsParams
 
 __all__ = ["SAMPLING_ALIASES", "SamplingFields"]
 
@@ -70,6 +72,9 @@ class SamplingFields(BaseModel):
 
     include_stop_str_in_output: bool = False
     """Keep the stop string in the text."""
+
+    structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
+    """What the answer must look like; see ``pagedlc.StructuredOutputsParams``."""
 
     priority: int = 0
     """Smaller runs first."""
