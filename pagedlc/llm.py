@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
+from typing_extensions import TypeIs
 
-from pagedlc.answers import RequestReader
+from pagedlc.batch import RequestBatch
 from pagedlc.chat import ChatTemplate
 from pagedlc.models import DEFAULT_MODEL, ModelFiles, resolve_model
 from pagedlc.outputs import CompletionChunk, RequestOutput
+from pagedlc.prefix import PrefixExplanation, PrefixHistory, explain
 from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, prepare
 from pagedlc.tokenizer import Tokenizer
-from pagedlc_engine.client import EngineClient, Mailbox
+from pagedlc_engine.client import EngineClient
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.engine import Engine, build_engine, check_max_model_len
-from pagedlc_engine.errors import EngineClosedError, InvalidRequestError, PagedLCError
+from pagedlc_engine.errors import EngineClosedError, InvalidRequestError
 from pagedlc_engine.model import ModelSpec, read_spec
-from pagedlc_engine.request import Request, SamplingParams, TokenDelta
+from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.stats import EngineStats
 from pagedlc_engine.validation import check_request
 
@@ -86,6 +88,7 @@ class LLM:
         self._trust_remote_code = trust_remote_code
         self._text: tuple[Tokenizer, ChatTemplate] | None = None
         self._client: EngineClient | None = None
+        self._history = PrefixHistory()
         self._closed = False
         self._lock = threading.RLock()
 
@@ -356,6 +359,35 @@ class LLM:
         """Change how many answers may run at once."""
         self._ready().configure(max_num_seqs)
 
+    def explain_prefix(
+        self, prompt: Prompt | Messages, *, cache_salt: str | None = None, **template_options: Any
+    ) -> PrefixExplanation:
+        """Say how much of a prompt the prefix cache would serve now, and where it stops, why.
+
+        Nothing is computed. The comparison is with the latest 64 requests of this LLM.
+
+        Args:
+            prompt: A prompt as for :meth:`generate`, or a conversation as for :meth:`chat`.
+            cache_salt: The salt the request would have.
+            template_options: For conversations, as for :meth:`render_chat`.
+
+        >>> print(llm.explain_prefix(messages))                                      # doctest: +SKIP
+        16 of 60 prompt tokens would come from the cache. Token 21 differs from the most similar earlier request:
+          earlier: '... Today is Monday ...'
+          this:    '... Today is Tuesday ...'
+        """
+        request = self._prepare_one(
+            self.render_chat(prompt, **template_options) if _is_conversation(prompt) else prompt,
+            SamplingParams(),
+            None,
+            0,
+            cache_salt,
+        ).request
+        cached = 0 if self._client is None else self._client.count_cached_tokens(request)
+        return explain(
+            request.prompt_token_ids, cache_salt, cached, self._history, self.tokenizer, self.config.block_size
+        )
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
         if self._client is not None:
@@ -399,7 +431,7 @@ class LLM:
     def _run(self, requests: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
         if not requests:
             return []
-        batch = _Batch(self._ready(), self.tokenizer, [item.request for item in requests], [i.text for i in requests])
+        batch = RequestBatch(self._ready(), self.tokenizer, self._history, requests)
         show = self._use_tqdm if use_tqdm is None else use_tqdm
         show = False if show is None and len(requests) == 1 else show
         try:
@@ -413,7 +445,7 @@ class LLM:
     async def _arun(self, requests: list[PreparedRequest]) -> list[RequestOutput]:
         if not requests:
             return []
-        batch = _Batch(self._ready(), self.tokenizer, [item.request for item in requests], [i.text for i in requests])
+        batch = RequestBatch(self._ready(), self.tokenizer, self._history, requests)
         try:
             while deltas := await batch.mailbox.take_async():
                 batch.read(deltas)
@@ -422,7 +454,7 @@ class LLM:
             batch.close()
 
     def _stream(self, prepared: PreparedRequest) -> Generator[CompletionChunk, None, None]:
-        batch = _Batch(self._ready(), self.tokenizer, [prepared.request], [prepared.text])
+        batch = RequestBatch(self._ready(), self.tokenizer, self._history, [prepared])
         try:
             while deltas := batch.mailbox.take():
                 yield from batch.chunks(deltas)
@@ -432,7 +464,7 @@ class LLM:
     async def _astream(self, prepare: Callable[[], PreparedRequest]) -> AsyncGenerator[CompletionChunk, None]:
         client = await self._aready()
         prepared = prepare()
-        batch = _Batch(client, self.tokenizer, [prepared.request], [prepared.text])
+        batch = RequestBatch(client, self.tokenizer, self._history, [prepared])
         try:
             while deltas := await batch.mailbox.take_async():
                 for chunk in batch.chunks(deltas):
@@ -445,47 +477,10 @@ class LLM:
         return tqdm(total=total, desc=title, unit=unit, disable=hidden, leave=False)
 
 
-class _Batch:
-    """Requests that are read together, from submission to results."""
-
-    def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, requests: list[Request], texts: list[str | None]
-    ) -> None:
-        self.mailbox = Mailbox(sum(request.params.n for request in requests))
-        self._client = client
-        self._readers = {
-            request.request_id: RequestReader(tokenizer, request, text)
-            for request, text in zip(requests, texts, strict=True)
-        }
-        self._error: PagedLCError | None = None
-        self._handles = [client.submit(request, self.mailbox) for request in requests]
-
-    def chunks(self, deltas: list[TokenDelta]) -> Iterator[CompletionChunk]:
-        """What the deltas add to the answers; answers that a stop string completes are aborted in the engine."""
-        for delta in deltas:
-            if delta.error is not None:
-                raise delta.error
-            chunk = self._readers[delta.request_id].read(delta)
-            if chunk is None:
-                continue
-            if chunk.finish_reason is not None and delta.finish_reason is None:
-                self._client.abort(delta.request_id, delta.index)
-            yield chunk
-
-    def read(self, deltas: list[TokenDelta]) -> int:
-        """Take the deltas in; returns how many requests they completed."""
-        before = sum(reader.finished for reader in self._readers.values())
-        for _ in self.chunks(deltas):
-            continue
-        return sum(reader.finished for reader in self._readers.values()) - before
-
-    def results(self) -> list[RequestOutput]:
-        return [reader.result() for reader in self._readers.values()]
-
-    def close(self) -> None:
-        """Give up whatever is not finished."""
-        for handle in self._handles:
-            handle.close()
+def _is_conversation(given: Prompt | Messages) -> TypeIs[Messages]:
+    if isinstance(given, str | Mapping) or not given:
+        return False
+    return isinstance(given[0], Mapping)
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:

@@ -7,19 +7,21 @@ lags finds its tokens merged into one larger delta. All text work happens on the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from pagedlc_engine.engine import Engine
 from pagedlc_engine.errors import EngineClosedError, EngineDeadError, InvalidRequestError, PagedLCError
 from pagedlc_engine.kv.hashing import hash_blocks, root_key
-from pagedlc_engine.loop import Abort, Configure, EngineThread, Output, ResetPrefixCache, Submit
+from pagedlc_engine.loop import Abort, Configure, CountCached, EngineThread, Output, ResetPrefixCache, Submit
 from pagedlc_engine.request import Request, TokenDelta
 from pagedlc_engine.stats import EngineStats
 from pagedlc_engine.validation import check_request
@@ -180,6 +182,8 @@ class EngineClient:
         self._hash_prompts = cache.enable_prefix_caching
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
+        self._queries: dict[int, Future[int]] = {}
+        self._query_ids = itertools.count()
         self._stats = engine.stats()
         self._ended: PagedLCError | None = None
         self._process = os.getpid()
@@ -200,11 +204,7 @@ class EngineClient:
             InvalidRequestError: The request id is in use, or :func:`check_request` objects.
         """
         check_request(request, self._vocab_size, self.max_model_len)
-        hashes: tuple[bytes, ...] = ()
-        if self._hash_prompts:
-            root = root_key(request.cache_salt, request.extra_keys)
-            hashes = hash_blocks(root, request.prompt_token_ids, self._block_size)
-        request = replace(request, block_hashes=hashes, arrival_time=time.monotonic())
+        request = replace(request, block_hashes=self._block_hashes(request), arrival_time=time.monotonic())
         box = mailbox or Mailbox(request.params.n)
         with self._lock:
             self._check_alive()
@@ -240,6 +240,27 @@ class EngineClient:
         self._check_alive()
         self._thread.send(ResetPrefixCache())
 
+    def count_cached_tokens(self, request: Request) -> int:
+        """How many of the prompt's tokens the prefix cache would serve now; the prompt is not computed.
+
+        Raises:
+            EngineClosedError, EngineDeadError: As :meth:`submit`.
+        """
+        usable = (len(request.prompt_token_ids) - 1) // self._block_size
+        answer: Future[int] = Future()
+        with self._lock:
+            self._check_alive()
+            query_id = next(self._query_ids)
+            self._queries[query_id] = answer
+            self._thread.send(CountCached(query_id, self._block_hashes(request)[:usable]))
+        return answer.result() * self._block_size
+
+    def _block_hashes(self, request: Request) -> tuple[bytes, ...]:
+        if not self._hash_prompts:
+            return ()
+        root = root_key(request.cache_salt, request.extra_keys)
+        return hash_blocks(root, request.prompt_token_ids, self._block_size)
+
     def close(self) -> None:
         """End the engine and free its memory; unfinished requests get an :class:`EngineClosedError`."""
         self._stop()
@@ -258,6 +279,8 @@ class EngineClient:
 
     def _deliver(self, output: Output) -> None:
         self._stats = output.stats
+        for query_id, reply in output.replies.items():
+            self._queries.pop(query_id).set_result(reply)
         waiters: list[_Waiter] = []
         for delta in output.deltas:
             pending = self._pending.get(delta.request_id)
@@ -275,6 +298,9 @@ class EngineClient:
             if self._ended is None:
                 self._ended = error
             unfinished, self._pending = self._pending, {}
+            unanswered, self._queries = self._queries, {}
+        for query in unanswered.values():
+            query.set_exception(error)
         waiters: list[_Waiter] = []
         for request_id, pending in unfinished.items():
             for index in sorted(pending.open):

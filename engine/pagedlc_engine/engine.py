@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pagedlc_engine.config import EngineConfig
@@ -134,6 +134,11 @@ class Engine:
         self._rates.append((now, now - start, sum(len(delta.token_ids) for delta in deltas)))
         while self._rates[0][0] < now - RATE_WINDOW_SECONDS:
             self._rates.popleft()
+
+    def count_cached(self, block_hashes: Sequence[bytes]) -> int:
+        """How many leading blocks of a hash chain the prefix cache holds now."""
+        cache = self.scheduler.cache
+        return len(cache.match_prefix(block_hashes, len(block_hashes) * cache.block_size))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests go on."""

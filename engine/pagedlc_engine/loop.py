@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from pagedlc_engine.engine import Engine, failed_delta
@@ -13,7 +13,17 @@ from pagedlc_engine.errors import EngineDeadError, PagedLCError
 from pagedlc_engine.request import Request, TokenDelta
 from pagedlc_engine.stats import EngineStats
 
-__all__ = ["Abort", "Command", "Configure", "Deliver", "EngineThread", "Output", "ResetPrefixCache", "Submit"]
+__all__ = [
+    "Abort",
+    "Command",
+    "Configure",
+    "CountCached",
+    "Deliver",
+    "EngineThread",
+    "Output",
+    "ResetPrefixCache",
+    "Submit",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +56,35 @@ class ResetPrefixCache:
 
 
 @dataclass(frozen=True, slots=True)
+class CountCached:
+    """Ask how many blocks of a chain are cached; the answer comes in ``Output.replies`` under ``query_id``."""
+
+    query_id: int
+    block_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WakeUp:
     """Look again whether there is something to do."""
 
 
-Command = Submit | Abort | Configure | ResetPrefixCache | WakeUp
+Command = Submit | Abort | Configure | ResetPrefixCache | CountCached | WakeUp
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one turn of the loop has to say. ``died`` is set on the last one of an engine that failed."""
+    """What one turn of the loop has to say.
+
+    Args:
+        deltas: New tokens.
+        stats: A snapshot taken after the step.
+        replies: Query id to answer.
+        died: Set on the last output of an engine that failed.
+    """
 
     deltas: list[TokenDelta]
     stats: EngineStats
+    replies: dict[int, int] = field(default_factory=dict)
     died: EngineDeadError | None = None
 
 
@@ -98,18 +124,22 @@ def _run(owned: list[Engine], inbox: SimpleQueue[Command | None], deliver: Deliv
     try:
         while (commands := _receive(inbox, wait=not engine.has_work())) is not None:
             deltas: list[TokenDelta] = []
+            replies: dict[int, int] = {}
             for command in commands:
-                deltas += _obey(engine, command)
+                if isinstance(command, CountCached):
+                    replies[command.query_id] = engine.count_cached(command.block_hashes)
+                else:
+                    deltas += _obey(engine, command)
             if engine.has_work():
                 deltas += engine.step()
             stats = engine.stats()
-            if not deliver(Output(deltas, stats)):
+            if not deliver(Output(deltas, stats, replies)):
                 return
     except Exception as error:
         logger.exception("The engine's loop failed.")
         died = EngineDeadError(f"The engine failed and cannot go on: {type(error).__name__}: {error}")
         died.__cause__ = error
-        deliver(Output([], stats, died))
+        deliver(Output([], stats, died=died))
 
 
 def _receive(inbox: SimpleQueue[Command | None], wait: bool) -> list[Command] | None:

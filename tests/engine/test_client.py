@@ -8,7 +8,6 @@ import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -205,18 +204,24 @@ def test_a_second_engine_works_after_the_first_is_closed(tmp_path: Path) -> None
     assert answers[0] == answers[1]
 
 
+def engine_parts() -> tuple[set[int], set[threading.Thread]]:
+    decoders = {id(item) for item in gc.get_objects() if type(item).__name__ == "Decoder"}
+    return decoders, {thread for thread in threading.enumerate() if thread.name == "pagedlc-engine"}
+
+
 def test_an_engine_nobody_holds_gives_its_memory_back(tmp_path: Path) -> None:
+    gc.collect()
+    others, other_threads = engine_parts()
     llm = tiny_llm(tmp_path).load()
     llm.generate([[1, 2]], params(5))
-    decoders = [weakref.ref(item) for item in gc.get_objects() if type(item).__name__ == "Decoder"]
-    threads = [thread for thread in threading.enumerate() if thread.name == "pagedlc-engine"]
-    assert decoders
-    assert threads
+    decoders, threads = engine_parts()
+    assert len(decoders - others) == 1
+    assert len(threads - other_threads) == 1
     del llm
     gc.collect()
-    eventually(lambda: not any(thread.is_alive() for thread in threads))
+    eventually(lambda: not any(thread.is_alive() for thread in threads - other_threads))
     gc.collect()
-    assert all(decoder() is None for decoder in decoders)
+    assert not engine_parts()[0] - others
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

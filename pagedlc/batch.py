@@ -1,0 +1,70 @@
+"""Requests that are read together, from submission to results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pagedlc.answers import RequestReader
+from pagedlc.outputs import CompletionChunk, RequestOutput
+from pagedlc.prefix import PrefixHistory
+from pagedlc.prompts import PreparedRequest
+from pagedlc.tokenizer import Tokenizer
+from pagedlc_engine.client import EngineClient, Mailbox
+from pagedlc_engine.request import TokenDelta
+
+__all__ = ["RequestBatch"]
+
+
+class RequestBatch:
+    """Submits requests, all at once, and reads their answers from one mailbox.
+
+    Args:
+        client: The engine.
+        tokenizer: Turns tokens into text.
+        history: Remembers the requests when the batch is closed.
+        requests: At least one.
+    """
+
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, history: PrefixHistory, requests: Sequence[PreparedRequest]
+    ) -> None:
+        self.mailbox = Mailbox(sum(item.request.params.n for item in requests))
+        self._client = client
+        self._history = history
+        self._readers = {
+            item.request.request_id: RequestReader(tokenizer, item.request, item.text) for item in requests
+        }
+        self._handles = [client.submit(item.request, self.mailbox) for item in requests]
+
+    def chunks(self, deltas: Sequence[TokenDelta]) -> Iterator[CompletionChunk]:
+        """What deltas add to the answers; an answer that a stop string completes is aborted in the engine.
+
+        Raises:
+            PagedLCError: A request's error.
+        """
+        for delta in deltas:
+            if delta.error is not None:
+                raise delta.error
+            chunk = self._readers[delta.request_id].read(delta)
+            if chunk is None:
+                continue
+            if chunk.finish_reason is not None and delta.finish_reason is None:
+                self._client.abort(delta.request_id, delta.index)
+            yield chunk
+
+    def read(self, deltas: Sequence[TokenDelta]) -> int:
+        """Take deltas in; returns how many requests they completed."""
+        ended = [chunk.request_id for chunk in self.chunks(deltas) if chunk.finish_reason is not None]
+        return sum(self._readers[request_id].finished for request_id in set(ended))
+
+    def results(self) -> list[RequestOutput]:
+        """What has been read so far, in the order of the requests."""
+        return [reader.result() for reader in self._readers.values()]
+
+    def close(self) -> None:
+        """Give up whatever is not finished."""
+        for handle in self._handles:
+            handle.close()
+        for reader in self._readers.values():
+            answer = reader.result().outputs[0]
+            self._history.add([*reader.request.prompt_token_ids, *answer.token_ids], reader.request.cache_salt)
