@@ -16,6 +16,7 @@ from typing_extensions import TypeIs
 
 from pagedlc.batch import RequestBatch
 from pagedlc.chat import ChatTemplate
+from pagedlc.interruption import RunningAnswers
 from pagedlc.models import DEFAULT_MODEL, ModelFiles, resolve_model
 from pagedlc.outputs import CompletionChunk, RequestOutput
 from pagedlc.prefix import PrefixExplanation, PrefixHistory, explain
@@ -89,6 +90,8 @@ class LLM:
         self._text: tuple[Tokenizer, ChatTemplate] | None = None
         self._client: EngineClient | None = None
         self._history = PrefixHistory()
+        #: Answers that can be interrupted; see :mod:`pagedlc.turns`.
+        self.running = RunningAnswers()
         self._closed = False
         self._lock = threading.RLock()
 
@@ -350,6 +353,14 @@ class LLM:
         """Give up a running request: it ends with ``finish_reason="abort"`` and keeps the text it has."""
         if self._client is not None:
             self._client.abort(request_id)
+
+    def interrupt(self, name: str) -> int:
+        """End answers within a step, by the id of their run or conversation; they keep the text they have.
+
+        Returns:
+            How many there were.
+        """
+        return self.running.interrupt(name)
 
     def stats(self) -> EngineStats:
         """Queues, KV usage, prefix cache and speed, as of the last step."""

@@ -1,0 +1,126 @@
+"""Turns of a conversation that can be interrupted: by name, by the next turn, or by what they say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager, aclosing, closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pagedlc.interruption import RunningAnswer
+from pagedlc.tools import AnswerEvent, ChatTurn, MessageFinish, TextDelta, ToolCallEnd, TurnDelta
+from pagedlc_engine.errors import InvalidRequestError
+from pagedlc_engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from pagedlc.llm import LLM
+
+__all__ = ["INTERRUPTED", "Interruption", "astream_turn", "stream_turn"]
+
+#: ``finish_reason`` of an answer that was cut short.
+INTERRUPTED: Final = "interrupted"
+_CUT_CALL: Final = "The answer was interrupted in the middle of this call."
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """How a turn may be cut short. Its text so far stays, and ``finish_reason`` is ``"interrupted"``.
+
+    Args:
+        stop_when: Called with the text so far whenever there is more; the answer ends when it says so.
+        names: Names for :meth:`pagedlc.LLM.interrupt`, beside the conversation's.
+        conversation_id: The conversation the turn belongs to, also a name.
+        barge_in: Interrupt what the conversation is still generating.
+    """
+
+    stop_when: Callable[[str], bool] | None = None
+    names: tuple[str, ...] = ()
+    conversation_id: str | None = None
+    barge_in: bool = False
+
+    def check(self, params: SamplingParams) -> None:
+        """See whether these go together.
+
+        Raises:
+            InvalidRequestError: They do not.
+        """
+        if self.stop_when is not None and params.n > 1:
+            raise InvalidRequestError(f"stop_when watches one answer, and n={params.n} asks for more: use n=1.")
+        if self.barge_in and self.conversation_id is None:
+            raise InvalidRequestError("barge_in needs a conversation_id: it says which conversation is cut into.")
+
+
+def stream_turn(
+    llm: LLM, turn: ChatTurn, params: SamplingParams, interruption: Interruption, **request_options: Any
+) -> Generator[TurnDelta, None, None]:
+    """:meth:`ChatTurn.stream` for a turn that can be interrupted.
+
+    Args:
+        llm: The model the turn was made for.
+        turn: The turn.
+        params: The caller's parameters.
+        interruption: How it may be cut short.
+        request_options: ``priority`` and ``cache_salt``.
+
+    Raises:
+        InvalidRequestError: Options that do not go together.
+    """
+    interruption.check(params)
+    with _running(llm, interruption) as answer:
+        with closing(turn.stream(params, request_id=answer.request_id, **request_options)) as deltas:
+            for delta in deltas:
+                ends = _interrupt(delta, answer, interruption.stop_when)
+                yield delta if ends is None else ends
+                if ends is not None and params.n == 1:
+                    return
+
+
+async def astream_turn(
+    llm: LLM, turn: ChatTurn, params: SamplingParams, interruption: Interruption, **request_options: Any
+) -> AsyncGenerator[TurnDelta, None]:
+    """:func:`stream_turn` for asyncio."""
+    interruption.check(params)
+    with _running(llm, interruption) as answer:
+        async with aclosing(turn.astream(params, request_id=answer.request_id, **request_options)) as deltas:
+            async for delta in deltas:
+                ends = _interrupt(delta, answer, interruption.stop_when)
+                yield delta if ends is None else ends
+                if ends is not None and params.n == 1:
+                    return
+
+
+def _running(llm: LLM, interruption: Interruption) -> AbstractContextManager[RunningAnswer]:
+    conversation = interruption.conversation_id
+    names = interruption.names if conversation is None else (*interruption.names, conversation)
+    return llm.running.running(llm.abort, names, conversation if interruption.barge_in else None)
+
+
+def _interrupt(delta: TurnDelta, answer: RunningAnswer, stop_when: Callable[[str], bool] | None) -> TurnDelta | None:
+    """The delta as the last one of an interrupted answer; ``None`` if it is not that."""
+    reason = delta.message.finish_reason
+    if reason == "abort" and answer.interrupted:
+        return _ended(delta, [event for event in delta.events if not isinstance(event, MessageFinish)])
+    if reason is not None:
+        return None
+    if answer.interrupted:
+        answer.interrupt()  # the first time may have been before there was a request
+    elif stop_when is not None and _says_more(delta) and stop_when(delta.message.text):
+        answer.interrupted = True
+        return _ended(delta, [*delta.events, *_cut_calls(delta)])
+    return None
+
+
+def _says_more(delta: TurnDelta) -> bool:
+    return any(isinstance(event, TextDelta) for event in delta.events)
+
+
+def _cut_calls(delta: TurnDelta) -> list[ToolCallEnd]:
+    ended = {event.index for event in delta.events if isinstance(event, ToolCallEnd)}
+    last = delta.message.tool_calls[-1:]
+    return [ToolCallEnd(call.index, _CUT_CALL) for call in last if not call.valid and call.index not in ended]
+
+
+def _ended(delta: TurnDelta, events: list[AnswerEvent]) -> TurnDelta:
+    finish = MessageFinish(INTERRUPTED)
+    delta.message.add([*[event for event in events if event not in delta.events], finish])
+    return replace(delta, chunk=replace(delta.chunk, finish_reason="abort"), events=[*events, finish])
