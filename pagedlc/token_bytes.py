@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -40,10 +40,9 @@ def _decoder_kinds(backend: Tokenizer) -> set[str]:
     return {part["type"] for part in parts}
 
 
-def _speller(kinds: set[str]) -> Any:
+def _speller(kinds: set[str]) -> Callable[[str], bytes]:
     if "ByteLevel" in kinds:
-        letters = _byte_of_letter()
-        return lambda token: b"".join(letters.get(letter, letter.encode()) for letter in token)
+        return _spell_byte_level
     if kinds & {"ByteFallback", "Metaspace"}:
         return _spell_sentencepiece
     raise UnsupportedModelError(
@@ -57,11 +56,14 @@ def _spell_sentencepiece(token: str) -> bytes:
     return bytes([int(single[1], 16)]) if single else token.replace("▁", " ").encode()
 
 
-def _byte_of_letter() -> dict[str, bytes]:
-    """The byte-level alphabet of GPT-2: printable Latin-1 letters stand for their own byte, the other bytes for the
-    letters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): bytes([byte]) for byte in printable}
-    letters.update((chr(0x100 + number), bytes([byte])) for number, byte in enumerate(others))
-    return letters
+def _spell_byte_level(token: str) -> bytes:
+    """Undo the byte-level alphabet of GPT-2: printable Latin-1 letters stand for their own byte, the other bytes are
+    written as the letters from U+0100 on. A token with any other letter is plain text."""
+    try:
+        return token.translate(_BYTE_OF_LETTER).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
+
+
+_PRINTABLE = frozenset([*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)])
+_BYTE_OF_LETTER = dict(enumerate([byte for byte in range(256) if byte not in _PRINTABLE], start=0x100))

@@ -6,7 +6,8 @@ a wrong block shows as a wrong answer.
 
 The script is what the model *wants* to say. Whatever the sampler forbids (a grammar, a bad word) it leaves out and
 goes on as near to its script as it may: bytes that the grammar forced upon it are passed over, wanted white space that
-was not allowed is dropped, and so is all that comes before the first byte it was allowed to say. At the end of the script it wants to end.
+was not allowed is dropped, and so is all that comes before the first byte it was allowed to say. At the end of the
+script it wants to end.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from pagedlc import LLM, registry
+from pagedlc.chat import ChatTemplate
+from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.attention.base import AttentionBatch
 from pagedlc_engine.engine import Engine
-from pagedlc_engine.grammar import GrammarCompiler
+from pagedlc_engine.grammar import GrammarCompiler, TokenVocabulary
 from pagedlc_engine.kv.block_pool import BlockPool
 from pagedlc_engine.kv.manager import KVCacheManager
 from pagedlc_engine.plan import ScheduledSequence, StepPlan
@@ -35,9 +38,10 @@ from pagedlc_engine.scheduler import Scheduler
 Answer = str | Sequence[int]
 
 # Logits, so far apart that no temperature mixes them up: the very next token of the script; tokens that go on with its
-# text otherwise, longer ones preferred; and what it likes best when nothing of the script is allowed.
+# text otherwise, longer ones preferred; those that leave white space out; and what it likes best when nothing of the
+# script is allowed.
 _NEXT = 5000.0
-_GOES_ON, _PER_BYTE = 200.0, 20.0
+_GOES_ON, _GOES_ON_UNSPACED, _PER_BYTE = 3000.0, 200.0, 20.0
 _END, _CLOSE = 60.0, 30.0
 
 
@@ -61,6 +65,8 @@ class Turn:
 Script = str | Sequence[Answer] | Mapping[str, Answer] | Callable[[Turn], Answer]
 
 _names = itertools.count(1_000_000)
+# Reading a tokenizer of 50,000 tokens takes longer than most tests: all scripts share it.
+_texts: dict[tuple[Any, ...], tuple[Tokenizer, ChatTemplate]] = {}
 
 
 class ScriptedLLM(LLM):
@@ -99,6 +105,12 @@ class ScriptedLLM(LLM):
         assert turn.number < len(script), f"The script has {len(script)} answers; this is request {turn.number + 1}."
         return script[turn.number]
 
+    def _text_parts(self) -> tuple[Tokenizer, ChatTemplate]:
+        sources = (self._files.tokenizer, self._tokenizer_source, self._chat_template_source)
+        if self._text is None and sources in _texts:
+            self._text = _texts[sources]
+        return _texts.setdefault(sources, super()._text_parts())
+
     def _build_engine(self) -> Engine:
         config, spec = self.config, self.spec
         assert config.num_blocks is not None
@@ -108,7 +120,7 @@ class ScriptedLLM(LLM):
         budget = config.max_num_batched_tokens or 512
         scheduler = Scheduler(cache, config.max_num_seqs, budget, self._max_model_len)
         runner = _ScriptedRunner(decoder, backend, Sampler(spec.vocab_size, decoder.device), cache)  # type: ignore[arg-type]
-        grammars = GrammarCompiler(partial(self.tokenizer.vocabulary, spec.vocab_size))
+        grammars = GrammarCompiler(partial(_vocabulary, self.tokenizer, spec.vocab_size))
         return Engine(scheduler, runner, config.seed, self._run_ahead, grammars)
 
 
@@ -116,6 +128,11 @@ def share(llm: ScriptedLLM) -> ScriptedLLM:
     """Let everyone in this process who asks for an LLM with ``llm.options`` get this one, while it lives."""
     registry._registry._llms[llm.identity] = llm
     return llm
+
+
+@lru_cache
+def _vocabulary(tokenizer: Tokenizer, size: int) -> TokenVocabulary:
+    return tokenizer.vocabulary(size)
 
 
 class _ScriptedRunner(ModelRunner):
@@ -181,7 +198,7 @@ class _Voice:
 
     def __init__(self, llm: ScriptedLLM) -> None:
         self._llm = llm
-        vocabulary = llm.tokenizer.vocabulary(llm.spec.vocab_size)
+        vocabulary = _vocabulary(llm.tokenizer, llm.spec.vocab_size)
         self._words = vocabulary.tokens
         self._ends = list(vocabulary.eos_token_ids)
         self._token_of = {word: token_id for token_id, word in reversed(list(enumerate(self._words))) if word}
@@ -196,10 +213,11 @@ class _Voice:
         script = self._script(item)
         logits = self._base.clone()
         rest = b"".join(self._words[token] for token in script)[self._progress(script, output) :]
-        for length in range(1, min(len(rest), self._longest) + 1):
-            token = self._token_of.get(rest[:length])
-            if token is not None:
-                logits[token] = _GOES_ON + _PER_BYTE * length
+        for going_on, wish in ((rest.lstrip(), _GOES_ON_UNSPACED), (rest, _GOES_ON)):
+            for length in range(1, min(len(going_on), self._longest) + 1):
+                token = self._token_of.get(going_on[:length])
+                if token is not None:
+                    logits[token] = wish + _PER_BYTE * length
         if output == script[: len(output)] and len(output) < len(script):
             logits[script[len(output)]] = _NEXT
         elif not rest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +28,7 @@ class PendingResult:
 
     sampled: SampledTokens | None
     prompt_logprobs: dict[int, list[TokenLogprobs]]
-    failures: dict[int, str]
+    failures: dict[int, str] = field(default_factory=dict)
 
     def get(self) -> StepResult:
         """The step's tokens on the host."""

@@ -3,7 +3,8 @@
 There is no prefill phase and no decode phase: a step grants tokens, under one budget, to sequences whose
 ``num_computed`` lags behind ``num_tokens`` (the formulation of vLLM V1; chunks of a prompt mixed into decode
 batches as in Sarathi-Serve, arXiv 2403.02310). Planning never looks at a token's value, so a step can be
-planned while earlier ones still run; only sequences under a grammar wait for their last token. Pure Python over integers; no tensors.
+planned while earlier ones still run; only sequences under a grammar wait for their last token. Pure Python over
+integers; no tensors.
 """
 
 from __future__ import annotations

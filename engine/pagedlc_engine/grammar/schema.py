@@ -46,18 +46,16 @@ def _close(schema: Any, left_open: set[str], path: str) -> Any:
             closed[keyword] = {
                 name: _close(part, left_open, f"{path}/{keyword}/{name}") for name, part in schema[keyword].items()
             }
-    combined = "properties" in schema
     for keyword in _ONE_OF_SCHEMAS:
-        if isinstance(schema.get(keyword), list) and not combined:
-            closed[keyword] = [
-                _close(part, left_open, f"{path}/{keyword}/{n}") for n, part in enumerate(schema[keyword])
-            ]
+        parts = schema.get(keyword)
+        if isinstance(parts, list) and "properties" not in schema:
+            closed[keyword] = [_close(part, left_open, f"{path}/{keyword}/{n}") for n, part in enumerate(parts)]
     for keyword in _A_SCHEMA:
         if keyword in schema:
             closed[keyword] = _close(schema[keyword], left_open, f"{path}/{keyword}")
-    if isinstance(schema.get("properties"), Mapping) and path not in left_open:
-        if not any(keyword in schema for keyword in (*_COMBINING, "additionalProperties")):
-            closed["additionalProperties"] = False
+    listed = isinstance(schema.get("properties"), Mapping) and path not in left_open
+    if listed and not any(keyword in schema for keyword in (*_COMBINING, "additionalProperties")):
+        closed["additionalProperties"] = False
     return closed
 
 

@@ -38,9 +38,8 @@ def _modern(tag: Mapping[str, Any]) -> Mapping[str, Any]:
             for item in _objects(tag, "structures")
         ]
         return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
-    if "format" in tag:
-        return _field(tag, "format", Mapping)
-    return tag
+    inner: Mapping[str, Any] = _field(tag, "format", Mapping) if "format" in tag else tag
+    return inner
 
 
 class _Translator:
@@ -135,10 +134,11 @@ class _Translator:
             if not any(tag["begin"].startswith(trigger) for trigger in triggers):
                 raise InvalidRequestError(f"structural_tag: the tag {tag['begin']!r} begins with no trigger.")
         part = self._writer.rule(" | ".join(parts))
-        least_one = bool(item.get("at_least_one"))
+        # Text before a first tag that must come could go on for ever: such an answer begins with a tag.
+        first = self._either([self._tag(tag) for tag in tags]) if item.get("at_least_one") else ""
         if item.get("stop_after_first"):
-            return part if least_one else self._either([part, "TEXT"])
-        return self._writer.rule(f"{part}{'+' if least_one else '*'} TEXT")
+            return first or self._either([part, "TEXT"])
+        return self._writer.rule(f"{first} {part}* TEXT")
 
     def _tags_with_separator(self, item: Mapping[str, Any]) -> str:
         tag = self._either([self._tag(part) for part in _objects(item, "tags")])

@@ -18,7 +18,7 @@ class TokenVocabulary:
             under a grammar, such as the padding rows of a model's output layer. A special token has its name here.
         special_token_ids: Tokens that are no text: control tokens such as begin-of-text.
         eos_token_ids: Tokens that end an answer, if there are any.
-        encode: A text's usual tokens, without any around it. Where a grammar leaves no choice of text, it asks for these.
+        encode: A text's usual tokens, without any around it. Where a grammar leaves no choice, it asks for these.
     """
 
     tokens: tuple[bytes, ...]

@@ -60,8 +60,8 @@ class Sampler:
     """Chooses the next token of every request in a batch.
 
     Requests sit in slots, small integers that are reused. The stages, in order: log-probabilities of the raw
-    logits; logit bias; bans (``min_tokens``, ``bad_words``); penalties; grammar; temperature; min_p; top_k; top_p; draw.
-    A stage runs only when some row of the batch needs it: a greedy batch is an argmax.
+    logits; logit bias; bans (``min_tokens``, ``bad_words``); penalties; grammar; temperature; min_p; top_k; top_p;
+    draw. A stage runs only when some row of the batch needs it: a greedy batch is an argmax.
 
     A row's token depends on its own logits, parameters, seed and number of tokens so far, and on nothing else.
 
