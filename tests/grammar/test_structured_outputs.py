@@ -177,6 +177,7 @@ def test_logprobs_stay_those_of_the_model(tiny: LLM) -> None:
         ({"json": "{"}, "not valid JSON"),
         ({"json": "[]"}, "object"),
         ({"json": {"default": object()}}, "as JSON"),
+        ({"json": LLM}, "no JSON schema"),
         ({"choice": []}, "choice"),
         ({"choice": "yes"}, "choice"),
         ({"regex": ""}, "regex"),

@@ -7,12 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pagedlc_engine.errors import InvalidRequestError, PagedLCError
 from pagedlc_engine.grammar.base import TokenMatcher
-from pagedlc_engine.grammar.library import GrammarLibrary
 from pagedlc_engine.grammar.spec import StructuredOutputsParams
 from pagedlc_engine.grammar.vocabulary import TokenVocabulary
+
+if TYPE_CHECKING:
+    from pagedlc_engine.grammar.library import GrammarLibrary
 
 __all__ = ["GrammarCompiler"]
 
@@ -78,6 +81,9 @@ class GrammarCompiler:
     def _ready_library(self) -> GrammarLibrary:
         with self._library_lock:
             if self._library is None:
+                # Imported with the first grammar: most programs need none.
+                from pagedlc_engine.grammar.library import GrammarLibrary
+
                 self._library = GrammarLibrary(self._make_vocabulary())
             return self._library
 

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter
-from pydantic.errors import PydanticInvalidForJsonSchema
-
 from pagedlc_engine.errors import InvalidRequestError
 
 __all__ = ["KINDS", "StructuredOutputsParams"]
@@ -75,15 +72,20 @@ class StructuredOutputsParams:
 
 
 def _schema(value: Any) -> str:
-    if isinstance(value, type):
-        try:
-            value = TypeAdapter(value).json_schema()
-        except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
-            raise InvalidRequestError(f"{value!r} has no JSON schema: {error}") from None
-    schema = _json_value("json", value)
+    schema = _json_value("json", _schema_of_class(value) if isinstance(value, type) else value)
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"A JSON schema is an object, not {type(schema).__name__}.")
     return _text("json", schema)
+
+
+def _schema_of_class(value: type) -> Any:
+    from pydantic import PydanticSchemaGenerationError, TypeAdapter
+    from pydantic.errors import PydanticInvalidForJsonSchema
+
+    try:
+        return TypeAdapter(value).json_schema()
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
+        raise InvalidRequestError(f"{value!r} has no JSON schema: {error}") from None
 
 
 def _tag(value: Any) -> str:

@@ -7,6 +7,7 @@ logits, so several entries may meet on one token, and a token once at -inf stays
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ def allow_only(logits: Tensor, allowed: Allowed) -> None:
     logits.index_add_(0, allowed.rows, penalties[:, : logits.shape[1]])
 
 
+@lru_cache
 def _penalties_of_octets(device: torch.device) -> Tensor:
     """For each value of a byte, what its 8 tokens' logits change by: 0 or -inf; float32 [256, 8]."""
     values = torch.arange(256, device=device)[:, None]
