@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -40,9 +40,14 @@ class EngineConfig(BaseModel):
         max_model_len: Longest prompt plus answer in tokens. ``None`` takes the model's own limit.
         max_num_seqs: Most requests running at once; can be changed while the engine runs.
         max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks.
-            ``None`` takes 512 on a CPU and 8,192 on a GPU.
+            ``None`` takes 512 on a CPU; on a GPU 1,024 to 4,096, fewer for larger models, so that streams
+            keep flowing while a long prompt is computed.
         enable_prefix_caching: Keep and reuse the KV blocks of prompts and answers.
         attention_backend: ``"auto"`` takes Triton on a GPU and torch elsewhere.
+        enforce_eager: On a GPU, launch kernels one by one instead of capturing CUDA graphs: a quicker start,
+            slower steps.
+        cudagraph_capture_sizes: Batch sizes to capture for decoding; ``None`` takes a built-in list up to
+            ``max_num_seqs``.
         seed: Seeds requests that bring none, in order of arrival, and dummy weights. ``None`` draws
             request seeds from the operating system.
     """
@@ -63,6 +68,8 @@ class EngineConfig(BaseModel):
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool = True
     attention_backend: AttentionBackendName = "auto"
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
     seed: int | None = None
 
     @field_validator("block_size")

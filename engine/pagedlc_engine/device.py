@@ -20,6 +20,8 @@ GIB = 1 << 30
 #: Without a setting, a CPU engine takes this share of the free memory for its KV cache, and no more than this.
 CPU_CACHE_SHARE = 0.25
 CPU_CACHE_LIMIT = 2 * GIB
+#: Arithmetic of a step with prompt tokens: some 25 to 30 ms of an H200's matrix units.
+GPU_STEP_FLOPS = 2e13
 #: Left free on a GPU for activations and the libraries' workspaces.
 GPU_RESERVE = 2 * GIB
 
@@ -33,10 +35,16 @@ class Placement:
     quantization: str | None
     attention: type[AttentionBackend]
     max_num_batched_tokens: int
+    fused: bool = False
+
+    @property
+    def run_ahead(self) -> int:
+        """Steps launched before the oldest one's tokens are looked at: a GPU must not wait for the host."""
+        return 1 if self.fused else 0
 
 
-def place(config: EngineConfig) -> Placement:
-    """Decide device, types and attention backend.
+def place(config: EngineConfig, spec: ModelSpec) -> Placement:
+    """Decide device, types, attention backend and step size.
 
     Raises:
         ConfigError: The options ask for hardware that is not there, or for things that do not go together.
@@ -44,13 +52,25 @@ def place(config: EngineConfig) -> Placement:
     device = _device(config)
     dtype = _dtype(config, device)
     quantization = _quantization(config, device, dtype)
+    attention = _attention(config, device)
     return Placement(
         device=device,
         dtype=dtype,
         quantization=quantization,
-        attention=_attention(config, device),
-        max_num_batched_tokens=config.max_num_batched_tokens or (8192 if device.type == "cuda" else 512),
+        attention=attention,
+        max_num_batched_tokens=config.max_num_batched_tokens or _token_budget(spec, device),
+        fused=device.type == "cuda" and attention is not TorchAttention,
     )
+
+
+def _token_budget(spec: ModelSpec, device: torch.device) -> int:
+    """Tokens a step: on a GPU about as many as keep other requests, whose tokens wait for the step, flowing."""
+    if device.type != "cuda":
+        return 512
+    width = 2 * (spec.num_heads + spec.num_kv_heads)
+    weights = spec.num_layers * spec.hidden_size * (spec.head_dim * width + 3 * spec.intermediate_size)
+    wanted = int(GPU_STEP_FLOPS / (2 * weights))
+    return max(1024, min(4096, 1 << (wanted.bit_length() - 1)))
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -89,8 +109,17 @@ def _attention(config: EngineConfig, device: torch.device) -> type[AttentionBack
     return TritonAttention
 
 
-def num_kv_blocks(config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int) -> int:
+def num_kv_blocks(
+    config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, available: int | None = None
+) -> int:
     """KV blocks to allocate, the reserved one included; call it when the weights are loaded.
+
+    Args:
+        config: The engine's options.
+        placement: Where it computes.
+        spec: The model.
+        max_model_len: Longest sequence in tokens.
+        available: Bytes there are for the cache, where that was measured.
 
     Raises:
         OutOfMemoryError: There is no memory for even two blocks.
@@ -103,7 +132,8 @@ def num_kv_blocks(config: EngineConfig, placement: Placement, spec: ModelSpec, m
     elif config.kv_cache_memory_bytes is not None:
         blocks = config.kv_cache_memory_bytes // per_block
     else:
-        blocks = min(_free_bytes(config, placement.device) // per_block, enough)
+        free = _free_bytes(config, placement.device) if available is None else available
+        blocks = min(free // per_block, enough)
     if blocks < 2:
         raise OutOfMemoryError(
             f"No room for a KV cache: one block takes {per_block / 2**20:.1f} MiB. Raise "

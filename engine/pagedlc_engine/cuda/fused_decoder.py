@@ -1,0 +1,226 @@
+"""The decoder of :mod:`pagedlc_engine.model.decoder` in fused kernels, over device-resident step descriptions.
+
+Up to sixteen rows every product is a kernel of this package and the whole layer one chain of overlapped launches
+(programmatic dependent launch); above that products are cuBLAS's and what lies between them is fused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedlc_engine.cuda.layout import StepShape
+from pagedlc_engine.errors import ConfigError
+from pagedlc_engine.kernels.activation import silu_mul
+from pagedlc_engine.kernels.attention_plan import AttentionPlan
+from pagedlc_engine.kernels.embedding import embed
+from pagedlc_engine.kernels.few_rows import MAX_ROWS, SplitSums, few_rows_linear
+from pagedlc_engine.kernels.fused_decode import fused_decode
+from pagedlc_engine.kernels.norm import add_rms_norm
+from pagedlc_engine.kernels.paged_attention import paged_attention
+from pagedlc_engine.kernels.rope_cache import norm_rope_cache
+from pagedlc_engine.model.decoder import Decoder, DecoderLayer
+from pagedlc_engine.model.linear import PlainLinear, PlainNormLinear, PlainResidualLinear
+from pagedlc_engine.model.spec import ModelSpec
+
+__all__ = ["FusedDecoder", "StepTensors"]
+
+
+#: Wider products have programs enough without splitting K.
+_MOST_SPLIT_OUTPUTS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a step reads, on the device.
+
+    Args:
+        shape: Launch sizes.
+        ids: int32 [tokens].
+        positions: int32 [tokens].
+        cache_slots: int32 [tokens]; negative for padding.
+        sample_rows: int32 [samples], rows of the hidden vectors to sample from.
+        plan: Attention tiles; the host arrays in it are not used.
+    """
+
+    shape: StepShape
+    ids: Tensor
+    positions: Tensor
+    cache_slots: Tensor
+    sample_rows: Tensor
+    plan: AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's tensors, halves of a rotated head in the kernels' order."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_gain: Tensor | None
+    key_gain: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    feed_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+    window: int | None
+
+
+class FusedDecoder:
+    """Takes over a decoder's weights: query and key rows are brought into the kernels' order in place.
+
+    Args:
+        decoder: On a CUDA device, in plain (not quantized) layers; must not be used afterwards.
+        max_model_len: Longest sequence in tokens.
+
+    Raises:
+        ConfigError: The decoder's layers are of another kind.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, decoder: Decoder, max_model_len: int) -> None:
+        self.spec = decoder.spec
+        self.device = decoder.device
+        self.dtype = decoder.dtype
+        self._embedding = decoder.embedding
+        self._norm = decoder.norm
+        if not isinstance(decoder.head, PlainLinear):
+            raise ConfigError("The GPU path computes in the model's own type; use quantization=None.")
+        self._head = decoder.head.weight
+        self._layers = [
+            _take_over(None if window is None or window >= max_model_len else window, layer, self.spec)
+            for window, layer in zip(self.spec.layer_windows, decoder.layers, strict=True)
+        ]
+        self._rotation = _rotation_table(decoder, max_model_len)
+        self._split_sums = SplitSums(_MOST_SPLIT_OUTPUTS, self.device)
+        self._scale = float(self.spec.head_dim) ** -0.5
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits float32 [S, vocab_size] for hidden vectors [S, hidden_size] after the last norm."""
+        return torch.mm(hidden, self._head.t()).float()
+
+    def forward(self, step: StepTensors, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the model over a step.
+
+        Args:
+            step: The step.
+            cache: [layers, 2, blocks, block_size, kv_heads, head_dim].
+
+        Returns:
+            Hidden vectors after the last norm [tokens, hidden_size] (of the steps that only decode, vectors that
+            are finite when the logits are), those to sample from [samples, hidden_size], and their logits
+            [samples, vocab_size] in the model's type.
+        """
+        if step.shape.decodes and step.shape.tokens <= MAX_ROWS and not step.shape.shared:
+            return self._few_rows(step, cache)
+        return self._many_rows(step, cache)
+
+    def _few_rows(self, step: StepTensors, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        eps = self.spec.rms_norm_eps
+        stream = embed(step.ids, self._embedding)
+        alone = len(stream) == 1
+
+        def normed(gain: Tensor, weight: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+            x = stream if alone else add_rms_norm(stream, None, gain, eps, overlap=True)
+            return few_rows_linear(
+                x, weight, gain=gain if alone else None, eps=eps, gated=gated, bias=bias,
+                split_sums=self._split_sums, overlap=True,
+            )  # fmt: skip
+
+        def add(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+            few_rows_linear(
+                x, weight, bias=bias, residual=stream, out=stream, split_sums=self._split_sums, overlap=True
+            )
+
+        for index, layer in enumerate(self._layers):
+            projected = normed(layer.attention_norm, layer.qkv, layer.qkv_bias)
+            keys, values = cache[index]
+            attended = fused_decode(
+                projected, layer.query_gain, layer.key_gain, self._rotation, keys, values, step.plan,
+                self.spec.num_heads, scale=self._scale, eps=eps, window=layer.window, overlap=True,
+            )  # fmt: skip
+            add(attended.view(len(stream), -1), layer.output, layer.output_bias)
+            add(normed(layer.feed_norm, layer.gate_up, layer.gate_up_bias, gated=True), layer.down, layer.down_bias)
+        return stream, stream, normed(self._norm, self._head, None)
+
+    def _many_rows(self, step: StepTensors, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        eps = self.spec.rms_norm_eps
+        stream = embed(step.ids, self._embedding)
+        hidden = add_rms_norm(stream, None, self._layers[0].attention_norm, eps)
+        gains = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
+        for index, (layer, gain) in enumerate(zip(self._layers, gains, strict=True)):
+            projected = _product(hidden, layer.qkv, layer.qkv_bias)
+            attended = self._attend(layer, projected, step, *cache[index])
+            product = _product(attended, layer.output, layer.output_bias)
+            hidden = add_rms_norm(product, stream, layer.feed_norm, eps, out=hidden)
+            gated = silu_mul(_product(hidden, layer.gate_up, layer.gate_up_bias))
+            product = _product(gated, layer.down, layer.down_bias)
+            hidden = add_rms_norm(product, stream, gain, eps, out=hidden)
+        rows = hidden if step.shape.decodes else embed(step.sample_rows, hidden)
+        return hidden, rows, torch.mm(rows, self._head.t())
+
+    def _attend(self, layer: _Layer, projected: Tensor, step: StepTensors, keys: Tensor, values: Tensor) -> Tensor:
+        query = norm_rope_cache(
+            projected, layer.query_gain, layer.key_gain, self._rotation, step.positions, step.cache_slots,
+            keys, values, self.spec.num_heads, self.spec.rms_norm_eps,
+        )  # fmt: skip
+        out = paged_attention(query, keys, values, step.plan, scale=self._scale, window=layer.window, overlap=True)
+        return out.view(len(out), -1)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+def _take_over(window: int | None, layer: DecoderLayer, spec: ModelSpec) -> _Layer:
+    num_heads, head_dim = spec.num_heads, spec.head_dim
+    qkv, output, gate_up, down = layer.qkv, layer.output, layer.gate_up, layer.down
+    if not (
+        isinstance(qkv, PlainNormLinear)
+        and isinstance(output, PlainResidualLinear)
+        and isinstance(gate_up, PlainNormLinear)
+        and isinstance(down, PlainResidualLinear)
+    ):
+        raise ConfigError("The GPU path computes in the model's own type; use quantization=None.")
+    values = (qkv.weight.shape[0] - num_heads * head_dim) // 2
+    turning = qkv.weight.shape[0] - values
+    halves_in_place(qkv.weight[:turning], head_dim)
+    if qkv.bias is not None:
+        halves_in_place(qkv.bias[:turning], head_dim)
+    gains = None if layer.qk_gain is None else layer.qk_gain[[0, num_heads]].reshape(-1)
+    if gains is not None:
+        halves_in_place(gains, head_dim)
+    return _Layer(
+        attention_norm=qkv.gain,
+        qkv=qkv.weight,
+        qkv_bias=qkv.bias,
+        query_gain=None if gains is None else gains[:head_dim].contiguous(),
+        key_gain=None if gains is None else gains[head_dim:].clone(),
+        output=output.weight,
+        output_bias=output.bias,
+        feed_norm=gate_up.gain,
+        gate_up=gate_up.weight,
+        gate_up_bias=gate_up.bias,
+        down=down.weight,
+        down_bias=down.bias,
+        window=window,
+    )
+
+
+def halves_in_place(rows: Tensor, head_dim: int) -> None:
+    """Undo :func:`pagedlc_engine.model.rope.interleave`: the parts of a rotated pair half a head apart again."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    rows.copy_(pairs.transpose(1, 2).reshape(rows.shape))
+
+
+def _rotation_table(decoder: Decoder, max_model_len: int) -> Tensor:
+    """Cosines, then sines of every position: float32 [max_model_len, head_dim]."""
+    positions = torch.arange(max_model_len, device=decoder.device, dtype=torch.float32)
+    angles = positions[:, None] * decoder.rope.frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=1).mul_(decoder.rope.amplitude)

@@ -1,0 +1,167 @@
+"""Which launch sizes are captured, and which one a step takes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+from pagedlc_engine.cuda.layout import StepShape
+from pagedlc_engine.cuda.tiles import narrow_tokens, wide_tiles
+from pagedlc_engine.kernels.attention_plan import MIN_WIDE_ROWS, SHARED_ROWS, WIDE_ROWS, AttentionGeometry, Ints
+
+__all__ = ["MixedNeed", "ShapeBook"]
+
+_DECODE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_MIXED_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+#: Above this many tokens a step is padded only a little; otherwise it is launched kernel by kernel.
+_PADDED_FREELY = 512
+_LEAST_FILL = 0.85
+#: Prompts in a captured step beyond those that fill their tiles.
+_SPARE_TILES = 16
+_FEW = 24
+
+
+def _power_of_two(value: int) -> int:
+    """The largest power of two that is not above ``value``; 1 below that."""
+    return 1 << (max(1, value).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedNeed:
+    """What a step with prompt tokens holds.
+
+    Args:
+        tokens: In all.
+        samples: Rows of logits.
+        narrow: Requests with few tokens.
+        chunks: Tokens of each other request.
+    """
+
+    tokens: int
+    samples: int
+    narrow: int
+    chunks: Ints
+
+
+class ShapeBook:
+    """The shapes of one engine.
+
+    Args:
+        geometry: Of the model and its cache.
+        max_num_seqs: Most requests in a step.
+        max_num_batched_tokens: Most tokens in a step.
+        sizes: Batch sizes to capture for decoding, in place of the built-in ones.
+        capture: Whether steps are captured at all; if not, none is padded.
+    """
+
+    def __init__(
+        self,
+        geometry: AttentionGeometry,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        sizes: tuple[int, ...] | None = None,
+        capture: bool = True,
+    ) -> None:
+        self._capture = capture
+        self._geometry = geometry
+        self._max_num_seqs = max_num_seqs
+        self._max_tokens = max_num_batched_tokens
+        most = min(max_num_seqs, max_num_batched_tokens)
+        wanted = sorted(sizes or _DECODE_SIZES)
+        at = bisect_left(wanted, most)
+        self.decode_sizes = [*wanted[:at], wanted[at] if at < len(wanted) and sizes else most]
+        mixed = [size for size in _MIXED_SIZES if size < max_num_batched_tokens]
+        self.mixed_sizes = [*mixed, max_num_batched_tokens]
+
+    @property
+    def most_wide(self) -> int:
+        """Tiles of prompt chunks that any step may hold."""
+        per_tile = MIN_WIDE_ROWS // self._geometry.group
+        return -(-self._max_tokens // max(1, per_tile)) + self._max_tokens // (narrow_tokens(self._geometry) + 1) + 1
+
+    def decode(self, batch: int, *, split: bool, shared: bool) -> StepShape | None:
+        """The shape for ``batch`` decoding requests, ``None`` when there are more than any."""
+        at = bisect_left(self.decode_sizes, batch)
+        if at == len(self.decode_sizes):
+            return None
+        size = self.decode_sizes[at] if self._capture else batch
+        shape = StepShape(tokens=size, samples=size, narrow=size, narrow_splits=self._splits(size, split), decodes=True)
+        return self._sharing(shape) if shared else shape
+
+    def _splits(self, size: int, split: bool) -> int:
+        if size >= _FEW and not split:
+            return 1
+        programs = size * self._geometry.num_kv_heads
+        return max(4, min(32, _power_of_two(1024 // programs)))
+
+    def _sharing(self, shape: StepShape) -> StepShape:
+        group = self._geometry.group
+        rows = max(16, min(SHARED_ROWS, 1 << (shape.tokens * group - 1).bit_length()), narrow_tokens(self._geometry))
+        tiles = -(-shape.tokens * group // rows)
+        wanted = self._geometry.num_processors // (tiles * self._geometry.num_kv_heads)
+        splits = max(2, min(16, _power_of_two(wanted)))
+        return replace(shape, shared=tiles + 4, shared_rows=rows, shared_splits=splits)
+
+    def shared_tile_tokens(self, shape: StepShape) -> int:
+        """Queries of a tile of the prefix pass."""
+        return shape.shared_rows // self._geometry.group
+
+    def mixed(self, need: MixedNeed) -> StepShape | None:
+        """The captured shape for a step with prompt tokens; ``None`` if none fits it well."""
+        at = bisect_left(self.mixed_sizes, need.tokens)
+        if at == len(self.mixed_sizes) or not self._capture:
+            return None
+        shape = self.mixed_shape(self.mixed_sizes[at])
+        if need.tokens > _PADDED_FREELY and need.tokens < _LEAST_FILL * shape.tokens:
+            return None
+        wide = wide_tiles(need.chunks, shape.wide_rows, self._geometry)
+        fits = need.samples <= shape.samples and need.narrow <= shape.narrow and wide <= shape.wide
+        return shape if fits else None
+
+    def mixed_shape(self, tokens: int) -> StepShape:
+        """The captured shape of ``tokens`` tokens."""
+        group = self._geometry.group
+        rows = max(WIDE_ROWS if tokens * group > MIN_WIDE_ROWS else MIN_WIDE_ROWS, group)
+        requests = min(tokens, self._max_num_seqs)
+        wide = -(-tokens * group // rows) + min(_SPARE_TILES, requests)
+        return StepShape(
+            tokens=tokens,
+            samples=requests,
+            narrow=requests,
+            narrow_tokens=narrow_tokens(self._geometry),
+            narrow_splits=2,
+            wide=wide,
+            wide_rows=rows,
+            wide_splits=self._wide_splits(wide),
+        )
+
+    def exact(self, need: MixedNeed) -> StepShape:
+        """A shape for a step that is not captured."""
+        longest = int(need.chunks.max()) if len(need.chunks) else 0
+        rows = max(WIDE_ROWS if longest * self._geometry.group > MIN_WIDE_ROWS else MIN_WIDE_ROWS, self._geometry.group)
+        wide = wide_tiles(need.chunks, rows, self._geometry)
+        return StepShape(
+            tokens=-(-need.tokens // 16) * 16,
+            samples=need.samples,
+            narrow=need.narrow,
+            narrow_tokens=narrow_tokens(self._geometry),
+            narrow_splits=4 if need.narrow else 1,
+            wide=wide,
+            wide_rows=rows,
+            wide_splits=self._wide_splits(wide) if wide else 1,
+        )
+
+    def _wide_splits(self, tiles: int) -> int:
+        programs = tiles * self._geometry.num_kv_heads
+        return min(16, _power_of_two(2 * self._geometry.num_processors // programs))
+
+    def captured(self) -> list[StepShape]:
+        """All shapes to capture at start, largest first: their memory then serves the smaller ones, too."""
+        shapes = [self.mixed_shape(size) for size in reversed(self.mixed_sizes) if size <= 8192]
+        for size in reversed(self.decode_sizes):
+            variants = [(False, False), (True, False), (False, True)]
+            for split, shared in variants:
+                shape = self.decode(size, split=split, shared=shared)
+                if shape is not None and shape not in shapes and not (shared and size < 4):
+                    shapes.append(shape)
+        return shapes
