@@ -115,20 +115,27 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Query, key and value heads; the first two normed (where the model does) and rotated."""
         spec = self.spec
+        turning = spec.num_heads + spec.num_kv_heads
         heads = layer.qkv(stream).view(len(stream), -1, spec.head_dim)
-        turning = heads[:, : spec.num_heads + spec.num_kv_heads]
-        value = heads[:, spec.num_heads + spec.num_kv_heads :]
         if layer.qk_gain is not None:
-            turning = functional.rms_norm(turning, (spec.head_dim,), None, spec.rms_norm_eps).mul_(layer.qk_gain)
-        turning = _rotate(turning, rotations)
-        return turning[:, : spec.num_heads], turning[:, spec.num_heads :], value
+            raw = heads[:, :turning]
+            torch.mul(functional.rms_norm(raw, (spec.head_dim,), None, spec.rms_norm_eps), layer.qk_gain, out=raw)
+        _rotate(heads, turning, rotations)
+        query, key, value = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        return query, key, value
 
 
-def _rotate(heads: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    """Turn the pairs of ``heads`` ``[T, n, head_dim]`` by ``rotations`` ``[T, 1, head_dim // 2]``.
+def _rotate(heads: torch.Tensor, count: int, rotations: torch.Tensor) -> None:
+    """Turn the pairs of the first ``count`` of ``heads`` ``[T, n, head_dim]``, in place.
 
-    float32 heads are changed in place.
+    Args:
+        heads: Contiguous.
+        count: Query and key heads.
+        rotations: ``[T, 1, head_dim // 2]`` complex.
     """
-    pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], -1, 2))
-    pairs.mul_(rotations)
-    return torch.view_as_real(pairs).flatten(-2).to(heads.dtype)
+    pairs = heads.view(len(heads), -1, heads.shape[-1] // 2, 2)
+    if heads.dtype == torch.float32:
+        torch.view_as_complex(pairs)[:, :count].mul_(rotations)
+    else:
+        part = pairs[:, :count]
+        part.copy_(torch.view_as_real(torch.view_as_complex(part.float()) * rotations))

@@ -20,13 +20,21 @@ import torch
 
 from pagedlc_engine.model.rotation import hadamard
 
-__all__ = ["Int8Linear", "Int8Method", "Int8NormLinear", "Int8ResidualLinear", "activation_levels", "int8_available"]
+__all__ = [
+    "Int8Linear",
+    "Int8Method",
+    "Int8NormLinear",
+    "Int8ResidualLinear",
+    "activation_levels",
+    "int8_available",
+    "pack",
+]
 
 #: Keeps a vector of zeros from being divided by zero.
 _SMALLEST = 1e-30
 _ENGINES = ("x86", "fbgemm")
 #: Inputs per block that a Hadamard matrix spreads.
-_SPREAD = 64
+_SPREAD = 32
 
 
 def int8_available() -> bool:
@@ -49,11 +57,11 @@ def activation_levels() -> int:
     weight = torch.full((16, 64), 1.0)
     ones = torch.ones(2, 64)
     exact = torch.tensor([[64.0], [-64.0]]).expand(2, 16)
-    found = _product(torch.cat([ones[:1], -ones[:1]]), _pack(weight, torch.full((16,), 1.0 / 127)), 127)
+    found = _product(torch.cat([ones[:1], -ones[:1]]), pack(weight, torch.full((16,), 1.0 / 127)), 127)
     return 127 if torch.allclose(found, exact, rtol=1e-3) else 63
 
 
-def _pack(weight: torch.Tensor, scales: torch.Tensor) -> Any:
+def pack(weight: torch.Tensor, scales: torch.Tensor) -> Any:
     """FBGEMM's layout of ``weight`` ``[out, in]`` rounded to int8 steps of ``scales`` ``[out]``."""
     zeros = torch.zeros(len(scales), dtype=torch.int64)
     steps = (weight / scales[:, None]).round_().to(torch.int8)
@@ -73,9 +81,8 @@ def _pack(weight: torch.Tensor, scales: torch.Tensor) -> Any:
 
 def _product(x: torch.Tensor, packed: Any, levels: int) -> torch.Tensor:
     """``x @ weight.T`` for ``x`` within -1 and 1, rounded to ``levels`` steps on either side of zero."""
-    result: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-        x, 1.0 / levels, levels + 1, packed
-    )
+    kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+    result: torch.Tensor = kernel(x, 1.0 / levels, levels + 1, packed)
     return result
 
 
@@ -85,7 +92,7 @@ class _Int8Weight:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, factor: float = 1.0) -> None:
         weight = weight.float()
         scales = weight.abs().amax(dim=1).clamp_min_(_SMALLEST) / 127
-        self.packed = _pack(weight.mul(factor) if factor != 1.0 else weight, scales * factor)
+        self.packed = pack(weight.mul(factor) if factor != 1.0 else weight, scales * factor)
         self.bias = None if bias is None else bias.float()
         self.levels = activation_levels()
 
