@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from pagedlc_engine.model import read_spec
+from pagedlc_engine.model import load_model, read_spec
 
 Tokens = Callable[[int], torch.Tensor]
 
@@ -129,8 +129,6 @@ def test_a_token_does_not_depend_on_the_step_it_is_computed_in(
 
 
 def test_progress_ends_at_the_total(tiny_llama: tuple[Path, LlamaForCausalLM]) -> None:
-    from pagedlc_engine.model import load_model
-
     folder, _ = tiny_llama
     seen: list[tuple[int, int]] = []
     cpu = torch.device("cpu")
@@ -149,3 +147,13 @@ def test_dummy_weights_need_only_a_config(
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.isfinite(first).all()
+
+
+def test_half_precision_follows_single_precision(saved: tuple[Path, PreTrainedModel], tokens: Tokens) -> None:
+    folder, _ = saved
+    exact = decoder_logits(load(folder), tokens(20))
+    spec = read_spec(folder)
+    decoder = load_model(folder, spec, "auto", torch.bfloat16, torch.device("cpu"), None, 0)
+    rough = decoder_logits(decoder, tokens(20))
+    assert rough.dtype == torch.float32
+    assert (rough - exact).norm() < 0.1 * exact.norm()
