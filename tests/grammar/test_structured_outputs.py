@@ -62,6 +62,12 @@ def test_a_model_of_random_weights_keeps_to_it(tiny: LLM, structured: dict[str, 
         assert found.finish_reason == "length"
 
 
+def test_digits_are_ascii_and_letters_are_not_only(tiny: LLM) -> None:
+    said = answer(tiny, {"regex": r"\d{40}\w{40}"}, temperature=5.0, seed=1, max_tokens=400).text
+    assert said[:40].isascii()
+    assert not said[40:].isascii()
+
+
 def test_some_json_object(scripted_llm: Make) -> None:
     text = '{"any": [1, 2.5, {"thing": null}]}'
     assert answer(scripted_llm(f"Well, {text}"), {"json_object": True}).text == text

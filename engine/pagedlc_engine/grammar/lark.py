@@ -6,14 +6,14 @@ import json
 import re
 from typing import Any
 
+from llguidance import regex_to_lark
+
 from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.grammar.schema import prepare_schema
 from pagedlc_engine.grammar.spec import StructuredOutputsParams
 from pagedlc_engine.grammar.vocabulary import TokenVocabulary
 
 __all__ = ["LarkWriter"]
-
-_ESCAPE_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 class LarkWriter:
@@ -48,9 +48,8 @@ class LarkWriter:
         return " ".join(self.pieces(text)) or '""'
 
     def regex(self, pattern: str) -> str:
-        """A term for a regular expression."""
-        escaped = _ESCAPE_OR_SLASH.sub(lambda match: r"\/" if match[0] == "/" else match[0], pattern)
-        return "/" + escaped.replace("\n", r"\n") + "/"
+        """A term for a regular expression, in which ``\\d`` means the digits 0 to 9 only."""
+        return f"/{regex_to_lark(pattern, 'd')}/"
 
     def rule(self, body: str, options: str = "") -> str:
         """A new rule; returns its name."""

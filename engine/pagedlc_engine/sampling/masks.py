@@ -7,7 +7,6 @@ logits, so several entries may meet on one token, and a token once at -inf stays
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -65,17 +64,10 @@ class Allowed:
 
 def allow_only(logits: Tensor, allowed: Allowed) -> None:
     """Forbid all other tokens."""
-    octets = allowed.bits.view(torch.uint8).flatten().to(torch.int64)
-    penalties = _penalties_of_octets(logits.device).index_select(0, octets).view(len(allowed.bits), -1)
+    bits = (allowed.bits[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
+    # 1 - 1/bit is 0 or -inf; on a CPU this is many times faster than a boolean mask.
+    penalties = bits.to(torch.float32).reciprocal_().neg_().add_(1.0).flatten(1)
     logits.index_add_(0, allowed.rows, penalties[:, : logits.shape[1]])
-
-
-@lru_cache
-def _penalties_of_octets(device: torch.device) -> Tensor:
-    """For each value of a byte, what its 8 tokens' logits change by: 0 or -inf; float32 [256, 8]."""
-    values = torch.arange(256, device=device)[:, None]
-    allowed = (values >> torch.arange(8, device=device)) & 1
-    return torch.where(allowed == 1, 0.0, -torch.inf)
 
 
 def add_bias(logits: Tensor, bias: Bias) -> None:
