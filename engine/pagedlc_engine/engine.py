@@ -204,7 +204,7 @@ def build_engine(
 def _plain_runner(
     config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, progress: Progress | None
 ) -> tuple[ModelRunner, KVCacheManager]:
-    decoder = _load(config, placement, spec, progress)
+    decoder = _load(config, placement, spec, max_model_len, progress)
     num_blocks = num_kv_blocks(config, placement, spec, max_model_len)
     backend = placement.attention(spec, config.block_size, num_blocks, placement.dtype, placement.device)
     cache = KVCacheManager(BlockPool(num_blocks), config.block_size, config.enable_prefix_caching)
@@ -218,11 +218,13 @@ def _cuda_runner(
     from pagedlc_engine.cuda.memory import MemoryBudget
 
     budget = MemoryBudget.of(placement.device, config.gpu_memory_utilization)
-    decoder = _load(config, placement, spec, progress)
+    decoder = _load(config, placement, spec, max_model_len, progress)
     return build_cuda_runner(config, placement, decoder, max_model_len, budget, progress)
 
 
-def _load(config: EngineConfig, placement: Placement, spec: ModelSpec, progress: Progress | None) -> Decoder:
+def _load(
+    config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, progress: Progress | None
+) -> Decoder:
     return load_model(
         config.model,
         spec,
@@ -232,20 +234,26 @@ def _load(config: EngineConfig, placement: Placement, spec: ModelSpec, progress:
         placement.quantization,
         config.seed or 0,
         progress,
+        max_model_len,
     )
 
 
 def check_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
     """The longest prompt plus answer in tokens; known before any weight is read.
 
+    A model with dynamic rotary scaling may be stretched by its factor, when asked for; by itself it stays within
+    the context it was trained on, where its answers are best.
+
     Raises:
         ConfigError: ``max_model_len`` exceeds what the model was made for.
     """
     if config.max_model_len is None:
         return spec.max_position_embeddings
-    if config.max_model_len > spec.max_position_embeddings:
+    scaling = spec.rope.scaling or {}
+    stretch = float(scaling.get("factor", 1.0)) if scaling.get("type") == "dynamic" else 1.0
+    longest = int(spec.max_position_embeddings * stretch)
+    if config.max_model_len > longest:
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but the model was made for at most "
-            f"{spec.max_position_embeddings} tokens."
+            f"max_model_len is {config.max_model_len}, but the model was made for at most {longest} tokens."
         )
     return config.max_model_len

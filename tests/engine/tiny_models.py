@@ -46,7 +46,7 @@ def make_tiny_model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def tiny_llm(folder: Path, **options: Any) -> LLM:
-    """The tiny model with random weights, the same each time."""
+def tiny_llm(folder: Path, *, vocab_size: int = VOCAB_SIZE, **options: Any) -> LLM:
+    """The tiny model with random weights, the same each time; a larger ``vocab_size`` adds rows that are no token."""
     options = {"load_format": "dummy", "quantization": None, "num_blocks": 400, "seed": 1, **options}
-    return LLM(str(make_tiny_model(folder / "tiny")), **options)
+    return LLM(str(make_tiny_model(folder / "tiny", vocab_size=vocab_size)), **options)

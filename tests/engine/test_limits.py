@@ -1,0 +1,93 @@
+"""What an engine refuses before it loads anything, and what a request is told it cannot have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny_model, tiny_llm
+
+from pagedlc import LLM, ConfigError, ModelNotFoundError, PromptTooLongError, SamplingParams, UnsupportedModelError
+from pagedlc_engine import engine as engine_module
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Every test here fails when weights are read, unless it says that it needs them."""
+    if "loads" not in request.keywords:
+
+        def refuse(*_args: Any, **_kwargs: Any) -> None:
+            raise AssertionError("weights were loaded")
+
+        monkeypatch.setattr(engine_module, "load_model", refuse)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_num_seq": 4}, "Did you mean 'max_num_seqs'"),
+        ({"block_size": 20}, "16, 32 or 64"),
+        ({"max_model_len": 1_000_000}, "at most 512"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"dtype": "float8"}, "dtype"),
+    ],
+)
+def test_impossible_options_are_refused_at_once(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        tiny_llm(tmp_path, **options)
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="nowhere"):
+        LLM(str(tmp_path / "nowhere"))
+
+
+def test_an_architecture_that_is_not_supported_names_those_that_are(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "tiny", architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    with pytest.raises(UnsupportedModelError, match="Qwen3ForCausalLM"):
+        LLM(str(path), load_format="dummy")
+
+
+def test_a_prompt_that_cannot_fit_is_refused_with_the_sizes(tmp_path: Path) -> None:
+    llm = tiny_llm(tmp_path)
+    with pytest.raises(PromptTooLongError, match=r"600 tokens.*511"):
+        llm.generate([[1] * 600], SamplingParams(max_tokens=2))
+
+
+@pytest.mark.loads
+def test_the_longest_prompt_that_fits_gets_its_one_token(tmp_path: Path) -> None:
+    with tiny_llm(tmp_path) as llm:
+        [output] = llm.generate([[1] * 511], SamplingParams(max_tokens=50, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 1
+        assert output.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.loads
+def test_a_small_cache_shortens_the_context_and_says_so(tmp_path: Path) -> None:
+    with tiny_llm(tmp_path, num_blocks=5) as llm:
+        llm.load()
+        assert llm.max_model_len == 64
+        with pytest.raises(PromptTooLongError, match="max_model_len is 64"):
+            llm.generate([[1] * 100], SamplingParams(max_tokens=2))
+        [output] = llm.generate([[1] * 30], SamplingParams(max_tokens=100, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 34
+
+
+@pytest.mark.loads
+def test_a_context_that_was_asked_for_must_fit_the_cache(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len is 200 tokens.*64"):
+        tiny_llm(tmp_path, num_blocks=5, max_model_len=200).load()
+
+
+@pytest.mark.loads
+def test_dynamic_rotary_scaling_stretches_the_context_when_asked_for(tmp_path: Path) -> None:
+    scaling = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    path = make_tiny_model(tmp_path / "tiny", **scaling)
+    options: dict[str, Any] = {"load_format": "dummy", "quantization": None, "num_blocks": 200}
+    assert LLM(str(path), **options).max_model_len == 512
+    with pytest.raises(ConfigError, match="at most 1024"):
+        LLM(str(path), max_model_len=1025, **options)
+    with LLM(str(path), max_model_len=1024, **options) as llm:
+        [output] = llm.generate([[7] * 800], SamplingParams(max_tokens=3, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 3
