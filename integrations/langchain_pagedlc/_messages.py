@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from langchain_core.messages import (
@@ -13,28 +12,14 @@ from langchain_core.messages import (
     FunctionMessage,
     HumanMessage,
     SystemMessage,
-    ToolCall,
     ToolMessage,
 )
 
+from langchain_pagedlc._answers import translate_answer
+from langchain_pagedlc._blocks import block_kind, block_text
 from pagedlc import InvalidRequestError
 
 __all__ = ["to_chat_messages"]
-
-#: Blocks whose text is text of the message: LangChain's text and plain-text document.
-_TEXT_BLOCKS: Final = {"text", "text-plain"}
-
-#: Blocks of an answer that travel outside its text, as ``tool_calls`` and ``reasoning_content``. A call that was
-#: not valid JSON is left out: a template could not write it, and the tool's error message says what happened.
-_BESIDE_TEXT: Final = {
-    "tool_call",
-    "tool_use",
-    "function_call",
-    "invalid_tool_call",
-    "reasoning",
-    "thinking",
-    "redacted_thinking",
-}
 
 #: LangChain's names of the roles, as people write them in ``ChatMessage``.
 _ROLE_NAMES: Final = {"human": "user", "ai": "assistant"}
@@ -47,24 +32,37 @@ def to_chat_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         messages: At least one message.
 
     Returns:
-        One dict per message: ``role``, ``content`` and, where the message has them, ``name``, ``tool_calls``,
-        ``tool_call_id`` and ``reasoning_content``, as in OpenAI's API.
+        A dict per message, and one more for each result of a tool that stands inside a message as in Anthropic's API:
+        ``role``, ``content`` and, where the message has them, ``name``, ``tool_calls``, ``tool_call_id``, ``status``
+        and ``reasoning_content``, as in OpenAI's API.
 
     Raises:
         InvalidRequestError: No message, a message without a role in a conversation, or content that is not text.
     """
     if not messages:
         raise InvalidRequestError("The conversation is empty: give at least one message.")
-    return [_translate(message) for message in messages]
+    return [translated for message in messages for translated in _translate(message)]
 
 
-def _translate(message: BaseMessage) -> dict[str, Any]:
+def _translate(message: BaseMessage) -> list[dict[str, Any]]:
+    blocks = [] if isinstance(message.content, str) else message.content
+    results = [block for block in blocks if isinstance(block, dict) and block_kind(block) == "tool_result"]
+    if results and isinstance(message, HumanMessage):
+        rest = [block for block in blocks if block not in results]
+        own = [_translate_one(HumanMessage(rest, name=message.name))] if rest else []
+        return [*(_result(block, message) for block in results), *own]
+    return [_translate_one(message)]
+
+
+def _translate_one(message: BaseMessage) -> dict[str, Any]:
     if isinstance(message, AIMessage):
-        translated = _translate_answer(message)
+        translated = translate_answer(message)
     else:
-        translated = {"role": _role(message), "content": _content(message)}
+        translated = {"role": _role(message), "content": _content(message.content, message)}
     if isinstance(message, ToolMessage):
         translated["tool_call_id"] = message.tool_call_id
+        if message.status == "error":
+            translated["status"] = "error"
     if message.name:
         translated["name"] = message.name
     return translated
@@ -85,43 +83,16 @@ def _role(message: BaseMessage) -> str:
     )
 
 
-def _content(message: BaseMessage) -> str | list[dict[str, str]]:
-    if isinstance(message.content, str):
-        return message.content
-    return [{"type": "text", "text": _text(block, message)} for block in message.content]
+def _content(content: str | Iterable[str | dict[str, Any]], message: BaseMessage) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": block_text(block, message)} for block in content]
 
 
-def _translate_answer(message: AIMessage) -> dict[str, Any]:
-    blocks: list[str | dict[str, Any]]
-    blocks = [message.content] if isinstance(message.content, str) else message.content
-    # The blocks of an answer are pieces of what the model wrote in one go, so nothing goes between them.
-    text = "".join(_text(block, message) for block in blocks if _kind(block) not in _BESIDE_TEXT)
-    translated: dict[str, Any] = {"role": "assistant", "content": text}
-    thoughts = [block.get("reasoning") or block.get("thinking") for block in blocks if isinstance(block, dict)]
-    if any(thoughts):
-        translated["reasoning_content"] = "\n".join(thought for thought in thoughts if thought)
-    if message.tool_calls:
-        translated["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
-    return translated
-
-
-def _kind(block: str | dict[str, Any]) -> str | None:
-    if isinstance(block, str):
-        return "text"
-    return block.get("type", "text" if "text" in block else None)
-
-
-def _text(block: str | dict[str, Any], message: BaseMessage) -> str:
-    if isinstance(block, str):
-        return block
-    kind = _kind(block)
-    if kind in _TEXT_BLOCKS and isinstance(block.get("text"), str):
-        return str(block["text"])
-    raise InvalidRequestError(
-        f"Content of type {kind!r} in a {type(message).__name__} is not supported: this model reads text only."
-    )
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call["args"], ensure_ascii=False)
-    return {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": arguments}}
+def _result(block: dict[str, Any], message: BaseMessage) -> dict[str, Any]:
+    translated = {
+        "role": "tool",
+        "content": _content(block.get("content") or "", message),
+        "tool_call_id": block["tool_use_id"],
+    }
+    return {**translated, "status": "error"} if block.get("is_error") else translated

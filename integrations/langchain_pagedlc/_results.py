@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, ToolCallChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import (
     ChatGeneration,
@@ -17,10 +17,47 @@ from langchain_core.outputs import (
     LLMResult,
 )
 
+from langchain_pagedlc._tools import cut_off_mark, sort_calls
 from pagedlc import CompletionChunk, CompletionOutput, RequestOutput, Timings
+from pagedlc.tools import (
+    ChatMessage,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolEvent,
+    TurnDelta,
+)
 from pagedlc_engine.request import TokenLogprobs
 
-__all__ = ["Describer", "says_something"]
+__all__ = ["ChatAnswer", "Describer", "says_something"]
+
+
+@dataclass(slots=True)
+class ChatAnswer:
+    """One answer of a chat request, added up from its stream.
+
+    Args:
+        chunk: The engine's side of its last piece.
+        message: The answer.
+        logprobs: One entry per token when asked for.
+    """
+
+    chunk: CompletionChunk
+    message: ChatMessage
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @classmethod
+    def collect(cls, answers: dict[int, ChatAnswer], delta: TurnDelta) -> None:
+        """Take a piece of a stream into the answer it belongs to, by index."""
+        chunk = delta.chunk
+        answer = answers.setdefault(chunk.index, cls(chunk, delta.message))
+        answer.chunk = chunk
+        answer.logprobs += chunk.logprobs or ()
+
+
+_PROVIDER: Final = "pagedlc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +76,43 @@ class Describer:
     top_logprobs: int | None = None
     stream_usage: bool = True
 
-    def chat_result(self, output: RequestOutput) -> ChatResult:
-        """All answers of a finished chat request."""
-        return ChatResult(generations=[self._chat_generation(output, answer) for answer in output.outputs])
+    def chat_result(self, answers: dict[int, ChatAnswer]) -> ChatResult:
+        """All answers of a finished chat request, by index."""
+        return ChatResult(generations=[self._chat_generation(answers[index]) for index in sorted(answers)])
 
-    def chat_chunk(self, chunk: CompletionChunk) -> ChatGenerationChunk:
-        """One piece of a streamed chat answer; the last carries usage and metadata, so that the sum is the whole."""
-        last = chunk.finish_reason is not None
-        info = self._logprobs_info(chunk.logprobs)
-        metadata: dict[str, Any] = {"model_provider": "pagedlc"}
+    def chat_chunks(self, delta: TurnDelta) -> list[ChatGenerationChunk]:
+        """A piece of a streamed chat answer: a chunk each for text, thoughts and calls, as far as there are any.
+
+        The last chunk of the answer carries usage and metadata, so that the sum is the whole.
+        """
+        last = delta.message.finish_reason is not None
+        info = self._logprobs_info(delta.chunk.logprobs)
+        pieces = _pieces(delta)
+        # LangChain reads the calls of a last chunk as if they were all of the calls.
+        if (last and (not pieces or "tool_call_chunks" in pieces[-1])) or (info and not pieces):
+            pieces.append({"content": ""})
+        chunks = [self._chat_chunk(piece) for piece in pieces]
+        if info:
+            chunks[0].generation_info = info
         if last:
-            info["finish_reason"] = chunk.finish_reason
-            metadata |= self._metadata(chunk.stop_reason, chunk.timings)
+            chunks[-1] = self._last_chunk(pieces[-1], delta, chunks[-1].generation_info or {})
+        return chunks
+
+    def _chat_chunk(self, piece: dict[str, Any]) -> ChatGenerationChunk:
+        message = AIMessageChunk(**piece, response_metadata={"model_provider": _PROVIDER})
+        return ChatGenerationChunk(message=message)
+
+    def _last_chunk(self, piece: dict[str, Any], delta: TurnDelta, info: dict[str, Any]) -> ChatGenerationChunk:
         message = AIMessageChunk(
-            content=chunk.text,
-            response_metadata=metadata,
-            usage_metadata=_chunk_usage(chunk) if last and self.stream_usage else None,
-            chunk_position="last" if last else None,
+            **piece,
+            response_metadata={"model_provider": _PROVIDER}
+            | self._metadata(delta.message.stop_reason, delta.chunk.timings),
+            usage_metadata=_chunk_usage(delta.chunk) if self.stream_usage else None,
+            chunk_position="last",
         )
-        return ChatGenerationChunk(message=message, generation_info=info or None)
+        return ChatGenerationChunk(
+            message=message, generation_info={**info, "finish_reason": delta.message.finish_reason}
+        )
 
     def llm_result(self, outputs: Sequence[RequestOutput]) -> LLMResult:
         """All answers of finished completion requests, in the order of the prompts."""
@@ -83,13 +138,18 @@ class Describer:
             info |= {"finish_reason": chunk.finish_reason, "usage_metadata": dict(_chunk_usage(chunk))}
         return GenerationChunk(text=chunk.text, generation_info=info or None)
 
-    def _chat_generation(self, output: RequestOutput, answer: CompletionOutput) -> ChatGeneration:
+    def _chat_generation(self, answer: ChatAnswer) -> ChatGeneration:
+        said = answer.message
+        valid, invalid = sort_calls(said.tool_calls)
         message = AIMessage(
-            content=answer.text,
-            response_metadata={"model_provider": "pagedlc"} | self._metadata(answer.stop_reason, output.timings),
-            usage_metadata=_output_usage(output, answer),
+            content=said.text,
+            additional_kwargs={"reasoning_content": said.reasoning} if said.reasoning else {},
+            tool_calls=valid,
+            invalid_tool_calls=invalid,
+            response_metadata={"model_provider": _PROVIDER} | self._metadata(said.stop_reason, answer.chunk.timings),
+            usage_metadata=_chunk_usage(answer.chunk),
         )
-        info = {"finish_reason": answer.finish_reason} | self._logprobs_info(answer.logprobs)
+        info = {"finish_reason": said.finish_reason} | self._logprobs_info(answer.logprobs)
         return ChatGeneration(message=message, generation_info=info)
 
     def _generation(self, output: RequestOutput, answer: CompletionOutput) -> Generation:
@@ -125,6 +185,41 @@ class Describer:
             "token_id": token_id,
             "logprob": position[token_id].logprob,
         }
+
+
+def _pieces(delta: TurnDelta) -> list[dict[str, Any]]:
+    """Keywords of the chunks that a delta makes; neighbouring events of the same kind share one."""
+    pieces: list[dict[str, Any]] = []
+    for event in delta.events:
+        match event:
+            case TextDelta(text):
+                pieces.append({"content": text})
+            case ReasoningDelta(text):
+                pieces.append({"content": "", "additional_kwargs": {"reasoning_content": text}})
+            case ToolCallStart() | ToolCallArguments() | ToolCallEnd():
+                if not pieces or "tool_call_chunks" not in pieces[-1]:
+                    pieces.append({"content": "", "tool_call_chunks": []})
+                _add_call_event(pieces[-1]["tool_call_chunks"], event, delta.message)
+    return [piece for piece in pieces if piece.get("tool_call_chunks") != []]
+
+
+def _add_call_event(chunks: list[ToolCallChunk], event: ToolEvent, message: ChatMessage) -> None:
+    match event:
+        case ToolCallStart(index, call_id, name):
+            chunks.append(ToolCallChunk(name=name, args="", id=call_id, index=index, type="tool_call_chunk"))
+        case ToolCallArguments(index, text):
+            _add_arguments(chunks, index, text)
+        case ToolCallEnd(index):
+            _add_arguments(chunks, index, cut_off_mark(message.tool_calls[index]))
+
+
+def _add_arguments(chunks: list[ToolCallChunk], index: int, text: str) -> None:
+    if not text:
+        return
+    if chunks and chunks[-1]["index"] == index:
+        chunks[-1]["args"] = f"{chunks[-1]['args'] or ''}{text}"
+    else:
+        chunks.append(ToolCallChunk(name=None, args=text, id=None, index=index, type="tool_call_chunk"))
 
 
 def says_something(chunk: CompletionChunk) -> bool:

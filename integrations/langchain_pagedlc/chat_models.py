@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Any, ClassVar, Final
 
@@ -11,21 +11,31 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import Field
 
 from langchain_pagedlc._batching import MAX_THREADS, admit_all
-from langchain_pagedlc._call import CALL_OPTIONS, Call, call_values, logprobs_wanted
+from langchain_pagedlc._call import CALL_OPTIONS, call_values, logprobs_wanted
 from langchain_pagedlc._engine import EngineBacked
 from langchain_pagedlc._messages import to_chat_messages
-from langchain_pagedlc._results import Describer, says_something
+from langchain_pagedlc._results import ChatAnswer, Describer
 from langchain_pagedlc._sampling import SAMPLING_ALIASES, SamplingFields
-from pagedlc import SamplingParams
+from langchain_pagedlc._structured import METHODS, Method, Schema, call_parser, json_parser, schema_params, with_raw
+from langchain_pagedlc._tools import ToolLike, bound_tools, openai_tools
+from langchain_pagedlc._turn import ChatCall, structured_outputs_of
+from pagedlc import InvalidRequestError, SamplingParams, StructuredOutputsParams
+from pagedlc.prefix import PrefixExplanation
+from pagedlc.turns import Interruption
 
 __all__ = ["VLLMChat"]
 
-_CHAT_OPTIONS: Final = frozenset({"top_logprobs", "chat_template_kwargs", "stream_usage"})
+#: Of a turn: fields of the model, and what only a call or ``bind_tools`` can give.
+_TURN_FIELDS: Final = frozenset({"chat_template_kwargs", "tool_call_format", "reasoning"})
+_TURN_CALL_OPTIONS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_INTERRUPTION_FIELDS: Final = frozenset({"stop_when", "conversation_id", "barge_in"})
+_CHAT_FIELDS: Final = frozenset({"top_logprobs", "stream_usage"}) | _TURN_FIELDS | _INTERRUPTION_FIELDS
+_CHAT_OPTIONS: Final = _CHAT_FIELDS | _TURN_CALL_OPTIONS | {"response_format"}
 
 
 class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
@@ -74,8 +84,46 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         answer.response_metadata
         # {'model_name': 'smollm2', 'finish_reason': 'stop', 'timings': {'queue_time': 0.0001, ...}, ...}
 
-    Every sampling parameter, ``priority``, ``cache_salt``, ``chat_template_kwargs`` and ``stream_usage`` can be
-    overridden in one call or bound::
+    Tools. Arguments are held to the tool's schema while they are written, so that they are always valid;
+    ``tool_choice`` is ``"auto"``, ``"none"``, ``"any"`` (or ``"required"``) or a tool's name::
+
+        def weather(city: str) -> str:
+            \"\"\"The weather in a city.\"\"\"
+            return f"Sunny in {city}."
+
+        answer = chat.bind_tools([weather], tool_choice="any").invoke("What is the weather in Oslo?")
+        print(answer.tool_calls)
+        # [{'name': 'weather', 'args': {'city': 'Oslo'}, 'id': 'call_...', 'type': 'tool_call'}]
+
+    Structured output, from a pydantic model, a TypedDict or a JSON schema; streaming yields the object as it grows::
+
+        from pydantic import BaseModel, Field
+
+        class Person(BaseModel):
+            name: str = Field(max_length=20)
+            age: int = Field(ge=0, le=150)
+
+        print(chat.with_structured_output(Person).invoke("Ada is 36 years old."))
+
+    Interrupt. ``stop_when`` ends an answer by what it says; ``interrupt`` ends it by the id of its run or its
+    conversation; with ``barge_in`` a new turn ends what its conversation is still generating. The text so far stays,
+    with ``finish_reason`` ``"interrupted"``::
+
+        answer = chat.invoke(messages, stop_when=lambda text: text.count("\\n") >= 2)
+
+        for chunk in chat.stream(messages, conversation_id="interview-7", barge_in=True):
+            chat.interrupt("interview-7")
+
+    Models that think before they answer: the thoughts are in ``additional_kwargs["reasoning_content"]`` and in
+    ``content_blocks``, streamed like the text and not part of it. ``chat_template_kwargs={"enable_thinking": False}``
+    is for templates that have such a switch.
+
+    Why a prompt misses the prefix cache::
+
+        print(chat.explain_prefix(messages))
+
+    Every sampling parameter, ``priority``, ``cache_salt``, ``chat_template_kwargs``, ``stream_usage``,
+    ``response_format`` and what is described above can be given in one call or bound::
 
         chat.invoke(messages, temperature=0.7, stop=["\\n"])
         brief = chat.bind(max_tokens=8)
@@ -101,6 +149,22 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
 
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template, such as ``{"enable_thinking": False}``."""
+
+    tool_call_format: str | None = None
+    """How the model writes tool calls (``"hermes"``, ``"llama3_json"``, ``"mistral"``, ``"generic"``), instead of how
+    its chat template has it."""
+
+    reasoning: bool | None = None
+    """Whether to look for ``<think>`` in answers; ``None``: if the chat template speaks of it."""
+
+    stop_when: Callable[[str], bool] | None = Field(default=None, exclude=True)
+    """Called with the text so far; the answer ends when it returns true."""
+
+    conversation_id: str | None = None
+    """A name for :meth:`interrupt`, and what ``barge_in`` goes by."""
+
+    barge_in: bool = False
+    """A new turn interrupts what its conversation is still generating."""
 
     stream_usage: bool = True
     """Put usage metadata on the last chunk of a stream."""
@@ -138,8 +202,10 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
             image_inputs=False,
             audio_inputs=False,
             video_inputs=False,
-            tool_calling=False,
-            structured_output=False,
+            tool_calling=True,
+            tool_choice=True,
+            tool_call_streaming=True,
+            structured_output=True,
         )
 
     def _generate(
@@ -149,9 +215,12 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs)
-        (output,) = self.llm.chat(to_chat_messages(messages), call.params, **call.options)
-        return call.describer.chat_result(output)
+        call = self._call(stop, kwargs).named(*_run_ids(run_manager))
+        answers: dict[int, ChatAnswer] = {}
+        with closing(call.stream(self.llm, to_chat_messages(messages))) as deltas:
+            for delta in deltas:
+                ChatAnswer.collect(answers, delta)
+        return call.describer.chat_result(answers)
 
     async def _agenerate(
         self,
@@ -160,9 +229,12 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs)
-        (output,) = await self.llm.achat(to_chat_messages(messages), call.params, **call.options)
-        return call.describer.chat_result(output)
+        call = self._call(stop, kwargs).named(*_run_ids(run_manager))
+        answers: dict[int, ChatAnswer] = {}
+        async with aclosing(await call.astream(self.llm, to_chat_messages(messages))) as deltas:
+            async for delta in deltas:
+                ChatAnswer.collect(answers, delta)
+        return call.describer.chat_result(answers)
 
     # LangChain reports the chunks of a chat stream to the callbacks itself: _stream and _astream must not.
 
@@ -173,11 +245,10 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs).single()
-        stream: Any = self.llm.chat_stream(to_chat_messages(messages), call.params, **call.options)
-        with closing(stream) as chunks:
-            for chunk in filter(says_something, chunks):
-                yield call.describer.chat_chunk(chunk)
+        call = self._call(stop, kwargs).single().named(*_run_ids(run_manager))
+        with closing(call.stream(self.llm, to_chat_messages(messages))) as deltas:
+            for delta in deltas:
+                yield from call.describer.chat_chunks(delta)
 
     async def _astream(
         self,
@@ -186,12 +257,120 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs).single()
-        stream: Any = self.llm.achat_stream(to_chat_messages(messages), call.params, **call.options)
-        async with aclosing(stream) as chunks:
-            async for chunk in chunks:
-                if says_something(chunk):
-                    yield call.describer.chat_chunk(chunk)
+        call = self._call(stop, kwargs).single().named(*_run_ids(run_manager))
+        async with aclosing(await call.astream(self.llm, to_chat_messages(messages))) as deltas:
+            async for delta in deltas:
+                for chunk in call.describer.chat_chunks(delta):
+                    yield chunk
+
+    def bind_tools(
+        self,
+        tools: Sequence[ToolLike],
+        *,
+        tool_choice: str | bool | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """This model with tools it may call.
+
+        Args:
+            tools: Functions, pydantic models, TypedDicts, LangChain tools, Runnables, or dicts of OpenAI's or
+                Anthropic's form or JSON schema.
+            tool_choice: ``"auto"`` (the default) leaves it to the model, ``"any"``, ``"required"`` or True demand a
+                call, ``"none"`` forbids them, a tool's name demands that one.
+            parallel_tool_calls: Whether an answer may have several calls; by default as the model's format has it.
+            strict: As in OpenAI's API. Arguments are held to the schema either way.
+            **kwargs: Call options to bind along.
+
+        Raises:
+            InvalidRequestError: A tool cannot be read, or ``tool_choice`` names none of them.
+        """
+        return self.bind(**bound_tools(tools, tool_choice, parallel_tool_calls, strict), **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Schema | None = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """This model, answering with objects of a schema.
+
+        Args:
+            schema: A pydantic model (the result is an instance of it), or a TypedDict or JSON schema (the result is
+                a dict).
+            method: ``"json_schema"``: the answer is held to the schema. ``"function_calling"``: the schema is a tool
+                that must be called, so that the model is told about it, too. ``"json_mode"``: the answer is some JSON
+                object, and what keys it has is up to the prompt; ``schema`` may be left out.
+            include_raw: The result is a dict of ``raw`` (the message), ``parsed`` and ``parsing_error``.
+            strict: As in OpenAI's API. The answer is held to the schema either way.
+            **kwargs: Call options to bind along.
+
+        Raises:
+            InvalidRequestError: The schema cannot be read, or there is no such method.
+            OutputParserException: When called: the object was cut off, by ``max_tokens`` or an interruption, or the
+                model class refuses it.
+        """
+        described = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        if method not in METHODS:
+            raise InvalidRequestError(f"There is no method {method!r}; choose one of {', '.join(METHODS)}.")
+        if schema is None and method != "json_mode":
+            raise InvalidRequestError(f"method={method!r} needs a schema.")
+        if schema is None or method == "json_mode":
+            form = StructuredOutputsParams(json_object=True)
+            parser = json_parser(schema)
+        elif method == "json_schema":
+            form = schema_params(schema)
+            parser = json_parser(schema)
+        else:
+            return self._with_function(schema, described, include_raw, strict, kwargs)
+        if schema is not None:
+            kwargs["ls_structured_output_format"] = described
+        model = self.bind(structured_outputs=form, **kwargs)
+        return with_raw(model, parser) if include_raw else model | parser
+
+    def _with_function(
+        self, schema: Schema, described: dict[str, Any], include_raw: bool, strict: bool | None, options: dict[str, Any]
+    ) -> Runnable[LanguageModelInput, Any]:
+        (tool,) = openai_tools([schema], strict)
+        name = tool["function"]["name"]
+        model = self.bind_tools(
+            [tool],
+            tool_choice=name,
+            parallel_tool_calls=False,
+            ls_structured_output_format=described,
+            **options,
+        )
+        parser = call_parser(schema, name)
+        return with_raw(model, parser) if include_raw else model | parser
+
+    def interrupt(self, name: str | uuid.UUID) -> int:
+        """End answers within a step, by the id of their run, of the run they are part of, or of their conversation.
+
+        They end with the text they have and ``finish_reason`` ``"interrupted"``. Conversations are known to all
+        models that share the engine.
+
+        Returns:
+            How many answers there were.
+        """
+        return self.llm.interrupt(str(name))
+
+    def explain_prefix(
+        self, input: LanguageModelInput, tools: Sequence[ToolLike] | None = None, **options: Any
+    ) -> PrefixExplanation:
+        """Say how much of a prompt the prefix cache would serve now and, where it stops, what differs.
+
+        Args:
+            input: What :meth:`invoke` takes.
+            tools: The tools the model would have.
+            **options: Call options.
+        """
+        call = self._call(None, {**options, "tools": tools})
+        turn = call.turn(self.llm, to_chat_messages(self._convert_input(input).to_messages()))
+        return self.llm.explain_prefix(turn.prompt_token_ids, cache_salt=call.request_options["cache_salt"])
 
     def generate(
         self,
@@ -262,16 +441,27 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         """Prompt tokens of a conversation as the chat template writes it, cue for the answer included."""
         if not messages:
             return 0
-        schemas = [convert_to_openai_tool(tool) for tool in tools or ()]
-        conversation = to_chat_messages(messages)
-        return len(self.llm.render_chat(conversation, schemas or None, chat_template_kwargs=self.chat_template_kwargs))
+        call = self._call(None, {"tools": tools})
+        return len(call.turn(self.llm, to_chat_messages(messages)).prompt_token_ids)
 
-    def _call(self, stop: list[str] | None, overrides: Mapping[str, Any]) -> Call:
-        own = {name: getattr(self, name) for name in (*CALL_OPTIONS, *_CHAT_OPTIONS)}
+    def _call(self, stop: list[str] | None, overrides: Mapping[str, Any]) -> ChatCall:
+        own = {name: getattr(self, name) for name in (*CALL_OPTIONS, *_CHAT_FIELDS)}
         values = call_values(own, stop, overrides, _CHAT_OPTIONS)
-        options = {name: values.pop(name) for name in ("priority", "cache_salt", "chat_template_kwargs")}
+        turn = {name: values.pop(name) for name in (*_TURN_FIELDS, *_TURN_CALL_OPTIONS) if name in values}
+        turn["tools"] = openai_tools(turn.get("tools") or ())
+        request = {name: values.pop(name) for name in ("priority", "cache_salt")}
+        interruption = Interruption(**{name: values.pop(name) for name in _INTERRUPTION_FIELDS})
         stream_usage = bool(values.pop("stream_usage"))
         values["logprobs"] = logprobs_wanted(values["logprobs"], values.pop("top_logprobs"))
+        form = structured_outputs_of(values.pop("response_format", None))
+        if form is not None:
+            values["structured_outputs"] = form
         params = SamplingParams(**values)
+        interruption.check(params)
         describer = Describer(self.model, self._token_text, params.logprobs, stream_usage)
-        return Call(params, options, describer)
+        return ChatCall(params, turn, request, interruption, describer)
+
+
+def _run_ids(manager: AsyncCallbackManagerForLLMRun | CallbackManagerForLLMRun | None) -> tuple[uuid.UUID | None, ...]:
+    """The run, and the chain or agent's step that it is part of."""
+    return () if manager is None else (manager.run_id, manager.parent_run_id)

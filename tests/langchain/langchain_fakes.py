@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedlc import SamplingParams
+from pagedlc.interruption import RunningAnswers
 from pagedlc.outputs import CompletionChunk, CompletionOutput, RequestOutput, Timings
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import InvalidRequestError, ModelNotFoundError
@@ -28,8 +29,18 @@ class FakeTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [1] * add_special_tokens + [ord(char) for char in text]
 
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, token_ids))
+
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
+
+
+class FakeChatTemplate:
+    """Knows neither tools nor thoughts."""
+
+    def source(self, *, with_tools: bool = False) -> str:
+        return "{{ messages }}"
 
 
 @dataclass
@@ -52,6 +63,7 @@ class FakeEngine:
     company: int = 1
     endless: bool = False
     calls: list[Call] = field(default_factory=list)
+    conversations: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
     threads: set[int] = field(default_factory=set)
     running: int = 0
@@ -88,6 +100,8 @@ class FakeLLM:
         self.engine = engine
         self.model_name = model
         self.tokenizer = FakeTokenizer()
+        self.chat_template = FakeChatTemplate()
+        self.running = RunningAnswers()
 
     def load(self) -> FakeLLM:
         self.engine.loads += 1
@@ -102,38 +116,38 @@ class FakeLLM:
         tools: Any = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
-        shown = "".join(tool["function"]["name"] for tool in tools or ())
-        return self.tokenizer.encode(shown + _flat(messages), add_special_tokens=False)
+        assert not tools
+        assert add_generation_prompt
+        assert not continue_final_message
+        text = _flat(messages)
+        self.engine.conversations[text] = messages, chat_template_kwargs
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def abort(self, request_id: str) -> None:
+        self.engine.aborted.append(request_id)
 
     def generate(self, prompts: Any, params: SamplingParams, **options: Any) -> list[RequestOutput]:
         return self._all("generate", _listed(prompts), params, options)
 
-    def chat(self, messages: Any, params: SamplingParams, **options: Any) -> list[RequestOutput]:
-        return self._all("chat", [messages], params, options)
-
     async def agenerate(self, prompts: Any, params: SamplingParams, **options: Any) -> list[RequestOutput]:
         return await self._all_async("agenerate", _listed(prompts), params, options)
-
-    async def achat(self, messages: Any, params: SamplingParams, **options: Any) -> list[RequestOutput]:
-        return await self._all_async("achat", [messages], params, options)
 
     def generate_stream(self, prompt: str, params: SamplingParams, **options: Any) -> Iterator[CompletionChunk]:
         return self._pieces("generate_stream", prompt, params, options)
 
-    def chat_stream(self, messages: Any, params: SamplingParams, **options: Any) -> Iterator[CompletionChunk]:
-        return self._pieces("chat_stream", messages, params, options)
-
     def agenerate_stream(self, prompt: str, params: SamplingParams, **options: Any) -> AsyncIterator[CompletionChunk]:
         return self._pieces_async("agenerate_stream", prompt, params, options)
 
-    def achat_stream(self, messages: Any, params: SamplingParams, **options: Any) -> AsyncIterator[CompletionChunk]:
-        return self._pieces_async("achat_stream", messages, params, options)
-
     def _note(self, method: str, prompts: list[Any], params: SamplingParams, options: dict[str, Any]) -> None:
-        template_options = {"chat_template_kwargs"} if "chat" in method else set()
-        assert not options.keys() - {"priority", "cache_salt"} - template_options
-        self.engine.calls.append(Call(method, prompts, params, options))
+        """Prompts that were rendered are recorded as the conversations they came from."""
+        assert not options.keys() - {"priority", "cache_salt", "request_id"}
+        noted = dict(options)
+        for position, prompt in enumerate(prompts):
+            if _flat(prompt) in self.engine.conversations:
+                prompts[position], noted["chat_template_kwargs"] = self.engine.conversations[_flat(prompt)]
+        self.engine.calls.append(Call(method, prompts, params, noted))
 
     def _all(self, method: str, prompts: list[Any], params: SamplingParams, options: Any) -> list[RequestOutput]:
         self._note(method, prompts, params, options)
@@ -162,28 +176,33 @@ class FakeLLM:
 
     def _pieces(self, method: str, prompt: Any, params: SamplingParams, options: Any) -> Iterator[CompletionChunk]:
         self._note(method, [prompt], params, options)
-        finished = False
+        self.engine.enter(1)
+        open_answers = params.n
         try:
+            self.engine.wait_for_company()
             for chunk in _chunks(self.engine.answer, prompt, params, self.engine.endless):
-                finished = chunk.finish_reason is not None
+                open_answers -= chunk.finish_reason is not None
                 yield chunk
         finally:
-            if not finished:
+            self.engine.leave(1)
+            if open_answers:
                 self.engine.aborted.append(method)
 
     async def _pieces_async(
         self, method: str, prompt: Any, params: SamplingParams, options: Any
     ) -> AsyncIterator[CompletionChunk]:
         self._note(method, [prompt], params, options)
-        self.engine.threads.add(threading.get_ident())
-        finished = False
+        self.engine.enter(1)
+        open_answers = params.n
         try:
+            await self.engine.wait_for_company_async()
             for chunk in _chunks(self.engine.answer, prompt, params, self.engine.endless):
                 await asyncio.sleep(0)
-                finished = chunk.finish_reason is not None
+                open_answers -= chunk.finish_reason is not None
                 yield chunk
         finally:
-            if not finished:
+            self.engine.leave(1)
+            if open_answers:
                 self.engine.aborted.append(method)
 
 
@@ -226,6 +245,8 @@ def _listed(prompts: Any) -> list[Any]:
 def _flat(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
+    if isinstance(prompt[0], int):
+        return "".join(map(chr, prompt))
     return "".join(f"{message['role']}:{message['content']}\n" for message in prompt)
 
 
@@ -258,24 +279,25 @@ def _output(answer: str, prompt: Any, params: SamplingParams) -> RequestOutput:
 
 
 def _chunks(answer: str, prompt: Any, params: SamplingParams, endless: bool) -> Iterator[CompletionChunk]:
-    """A chunk per character; the first character is held back and comes with the second."""
+    """For each answer a chunk per character; the first character is held back and comes with the second."""
     _check(prompt)
-    texts = itertools.chain(["", answer[:2]], itertools.cycle(answer) if endless else answer[2:])
-    for count, text in enumerate(texts, start=1):
-        last = not endless and count == len(answer)
-        yield CompletionChunk(
-            request_id="r-1",
-            index=0,
-            text=text,
-            token_ids=[ord(char) for char in text[-1:] or answer[0]],
-            logprobs=None if params.logprobs is None else [_logprobs(text[-1:] or answer[0], params.logprobs)],
-            finish_reason="stop" if last else None,
-            stop_reason=None,
-            num_prompt_tokens=len(_flat(prompt)),
-            num_cached_tokens=CACHED_TOKENS,
-            num_generated_tokens=count,
-            timings=TIMINGS,
-        )
+    for index in range(params.n):
+        texts = itertools.chain(["", answer[:2]], itertools.cycle(answer) if endless else answer[2:])
+        for count, text in enumerate(texts, start=1):
+            last = not endless and count == len(answer)
+            yield CompletionChunk(
+                request_id="r-1",
+                index=index,
+                text=text,
+                token_ids=[ord(char) for char in text[-1:] or answer[0]],
+                logprobs=None if params.logprobs is None else [_logprobs(text[-1:] or answer[0], params.logprobs)],
+                finish_reason="stop" if last else None,
+                stop_reason=None,
+                num_prompt_tokens=len(_flat(prompt)),
+                num_cached_tokens=CACHED_TOKENS,
+                num_generated_tokens=count,
+                timings=TIMINGS,
+            )
 
 
 def _logprobs(char: str, top: int) -> TokenLogprobs:

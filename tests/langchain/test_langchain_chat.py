@@ -70,7 +70,7 @@ async def test_an_answer_says_what_it_cost(registry: FakeRegistry) -> None:
     chat = VLLMChat()
     check_answer(chat.invoke("Hi"))
     check_answer(await chat.ainvoke("Hi"))
-    assert [call.method for call in registry.engine.calls] == ["chat", "achat"]
+    assert [call.method for call in registry.engine.calls] == ["generate_stream", "agenerate_stream"]
 
 
 async def test_the_chunks_of_a_stream_add_up_to_the_answer(registry: FakeRegistry) -> None:
@@ -83,7 +83,7 @@ async def test_the_chunks_of_a_stream_add_up_to_the_answer(registry: FakeRegistr
         check_answer(sum(chunks[1:], chunks[0]))
     whole = chat.invoke("Hi")
     assert sum(streams[0][1:], streams[0][0]).response_metadata == whole.response_metadata
-    assert [call.method for call in registry.engine.calls] == ["chat_stream", "achat_stream", "chat"]
+    assert [call.method for call in registry.engine.calls] == ["generate_stream", "agenerate_stream", "generate_stream"]
 
 
 async def test_async_runs_on_the_loops_own_thread(registry: FakeRegistry) -> None:
@@ -251,7 +251,7 @@ def test_closing_a_stream_ends_the_generation(registry: FakeRegistry) -> None:
     stream = chat.stream("Hi")
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    assert registry.engine.aborted == ["chat_stream"]
+    assert registry.engine.aborted == ["generate_stream"]
 
 
 async def test_closing_an_async_stream_ends_the_generation(registry: FakeRegistry) -> None:
@@ -261,7 +261,7 @@ async def test_closing_an_async_stream_ends_the_generation(registry: FakeRegistr
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     await eventually(lambda: registry.engine.aborted)
-    assert registry.engine.aborted == ["achat_stream"]
+    assert registry.engine.aborted == ["agenerate_stream"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -273,7 +273,7 @@ async def test_cancelling_a_task_ends_the_generation(registry: FakeRegistry, str
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert registry.engine.aborted == ["achat_stream" if streaming else "achat"]
+    assert registry.engine.aborted == ["agenerate_stream"]
 
 
 async def test_standard_content_blocks(registry: FakeRegistry) -> None:
@@ -326,7 +326,10 @@ def test_tokens_are_counted_by_the_models_tokenizer(registry: FakeRegistry) -> N
         """Look something up."""
         return query
 
-    assert chat.get_num_tokens_from_messages([HumanMessage("Hi")], [search]) == len("search" + PROMPT)
+    with_tool = chat.get_num_tokens_from_messages([HumanMessage("Hi")], [search])
+    chat.bind_tools([search], tool_choice="none").invoke("Hi")
+    assert with_tool == len("".join(f"{m['role']}:{m['content']}\n" for m in registry.engine.calls[-1].prompt[0]))
+    assert with_tool > len(PROMPT) + len("search")
     assert VLLMChat(custom_get_token_ids=lambda text: [1, 2, 3]).get_num_tokens("Hi") == 3
 
 

@@ -21,11 +21,19 @@ class TestVLLMChatIntegration(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "smollm2", "max_tokens": 12}
+        return {"model": "smollm2", "max_tokens": 128}
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
         return {"temperature": 0, "stop": [], "max_retries": 2}
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
 
     @property
     def supports_model_override(self) -> bool:

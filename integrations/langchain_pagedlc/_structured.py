@@ -1,0 +1,116 @@
+"""``with_structured_output``: the answer is an object of a schema, whole or as far as it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any, Final, Literal, TypeAlias
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.output_parsers import (
+    BaseLLMOutputParser,
+    JsonOutputKeyToolsParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+    PydanticToolsParser,
+)
+from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import BaseModel
+from typing_extensions import TypeIs
+
+from pagedlc import InvalidRequestError, StructuredOutputsParams
+
+__all__ = ["METHODS", "Method", "Schema", "call_parser", "json_parser", "schema_params", "with_raw"]
+
+Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
+#: A pydantic model, a TypedDict, or a JSON schema.
+Schema: TypeAlias = type | Mapping[str, Any]
+
+METHODS: Final[tuple[Method, ...]] = ("json_schema", "function_calling", "json_mode")
+
+#: Why an answer may end before its object is complete, and what to do about it.
+_CUT_OFF: Final[Mapping[str, str]] = {
+    "length": "max_tokens (or the end of the context) cut the object off before it was complete: raise max_tokens.",
+    "interrupted": "The answer was interrupted before the object was complete.",
+    "abort": "The answer was given up before the object was complete.",
+}
+
+
+class _WholeObjects(BaseLLMOutputParser[Any]):
+    """Mixin for parsers: says what happened when an object was cut off.
+
+    Raises:
+        OutputParserException: The object is not complete and will not be.
+    """
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """See ``BaseLLMOutputParser``."""
+        generation = result[0]
+        if isinstance(generation, ChatGeneration):
+            reason = str(generation.message.response_metadata.get("finish_reason"))
+            if reason in _CUT_OFF:
+                raise OutputParserException(f"finish_reason={reason!r}: {_CUT_OFF[reason]}", llm_output=generation.text)
+        return super().parse_result(result, partial=partial)  # type: ignore[safe-super]  # a parser comes next
+
+
+class _JsonParser(_WholeObjects, JsonOutputParser):
+    """An answer's object as a dict."""
+
+
+class _PydanticParser(_WholeObjects, PydanticOutputParser[Any]):
+    """An answer's object as an instance of a model."""
+
+
+class _JsonCallParser(_WholeObjects, JsonOutputKeyToolsParser):
+    """A call's arguments as a dict."""
+
+
+class _PydanticCallParser(_WholeObjects, PydanticToolsParser):
+    """A call's arguments as an instance of a model."""
+
+
+def json_parser(schema: Schema | None) -> Runnable[Any, Any]:
+    """Reads the object out of an answer's text."""
+    return _PydanticParser(pydantic_object=schema) if _is_model(schema) else _JsonParser()
+
+
+def call_parser(schema: Schema, name: str) -> Runnable[Any, Any]:
+    """Reads the object out of an answer's tool call."""
+    if _is_model(schema):
+        return _PydanticCallParser(tools=[schema], first_tool_only=True)
+    return _JsonCallParser(key_name=name, first_tool_only=True)
+
+
+def schema_params(schema: Schema) -> StructuredOutputsParams:
+    """The grammar of a schema.
+
+    Raises:
+        InvalidRequestError: It is no schema.
+    """
+    try:
+        return StructuredOutputsParams(json=_json_schema(schema))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{schema!r} cannot be read as a schema: {error}") from error
+
+
+def _json_schema(schema: Schema) -> dict[str, Any]:
+    # LangChain's conversion writes references out, which a recursive model has no end to, and wants a title.
+    if isinstance(schema, type):
+        own = getattr(schema, "model_json_schema", None)
+        return dict(own()) if own is not None else convert_to_json_schema(schema)
+    a_tool = {"function", "parameters", "input_schema"} & set(schema)
+    return convert_to_json_schema(dict(schema)) if a_tool else dict(schema)
+
+
+def with_raw(model: Runnable[Any, Any], parser: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """The message, what the parser makes of it, and the error if it can make nothing of it."""
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def _is_model(schema: Schema | None) -> TypeIs[type[BaseModel]]:
+    return isinstance(schema, type) and is_basemodel_subclass(schema)

@@ -1,0 +1,107 @@
+"""Tools as LangChain's users give them, and the calls of an answer as LangChain's messages hold them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, TypeAlias
+
+from langchain_core.messages import InvalidToolCall, ToolCall
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json import parse_partial_json
+
+from pagedlc import InvalidRequestError
+from pagedlc.tools import ToolCall as AnswerCall
+from pagedlc.tools import resolve_choice, tool_specs
+
+__all__ = ["ToolLike", "bound_tools", "cut_off_mark", "openai_tools", "sort_calls"]
+
+#: A function, a pydantic model or TypedDict, a tool, a Runnable, or a dict of OpenAI's or Anthropic's form or JSON
+#: schema.
+ToolLike: TypeAlias = Mapping[str, Any] | type | Callable[..., Any] | BaseTool | Runnable[Any, Any]
+
+
+def openai_tools(tools: Sequence[ToolLike], strict: bool | None = None) -> list[dict[str, Any]]:
+    """Tools in OpenAI's form.
+
+    Args:
+        tools: Whatever LangChain can read as a tool.
+        strict: As in OpenAI's API: the schema forbids properties it does not list.
+
+    Raises:
+        InvalidRequestError: One cannot be read as a tool.
+    """
+    return [_openai_tool(tool, strict) for tool in tools]
+
+
+def bound_tools(tools: Sequence[ToolLike], choice: Any, parallel: bool | None, strict: bool | None) -> dict[str, Any]:
+    """The call options that ``bind_tools`` stands for; those that say nothing are left out.
+
+    Raises:
+        InvalidRequestError: A tool is none, or ``choice`` names none of them.
+    """
+    converted = openai_tools(tools, strict)
+    # Each by itself: two tools of one name may be bound, as LangChain allows, but not be used in one call.
+    resolve_choice(choice, [spec for tool in converted for spec in tool_specs([tool])])
+    options = {"tools": converted, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
+    if isinstance(tool, Runnable) and not isinstance(tool, BaseTool):
+        tool = tool.as_tool()
+    try:
+        return convert_to_openai_tool(tool, strict=strict)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{tool!r} cannot be read as a tool: {error}") from error
+
+
+def sort_calls(calls: Sequence[AnswerCall]) -> tuple[list[ToolCall], list[InvalidToolCall]]:
+    """The calls that can be carried out, and those that cannot.
+
+    A call of a tool that was not offered counts as one that can: agents answer it with the tools there are.
+    """
+    valid: list[ToolCall] = []
+    invalid: list[InvalidToolCall] = []
+    for call in calls:
+        arguments = _arguments(call)
+        if arguments is not None:
+            valid.append(ToolCall(name=call.name, args=arguments, id=call.id, type="tool_call"))
+        else:
+            raw = call.arguments + cut_off_mark(call)
+            entry = InvalidToolCall(name=call.name, args=raw, id=call.id, error=call.error, type="invalid_tool_call")
+            invalid.append(entry)
+    return valid, invalid
+
+
+def cut_off_mark(call: AnswerCall) -> str:
+    """Text after the arguments of an invalid call that keeps LangChain from completing them.
+
+    LangChain reads the streamed arguments of a call by closing whatever is open. Of a call that was cut off it would
+    make a valid one with other arguments, and an agent would carry that out. A bracket that closes nothing keeps the
+    call invalid.
+    """
+    if _arguments(call) is not None or not _completed(call.arguments):
+        return ""
+    # Which of them closes nothing depends on where the text ends: inside a string, after a backslash, in a list …
+    marks = map("".join, product(("", '"', '""'), "]}"))
+    return next(mark for mark in marks if not _completed(call.arguments + mark))
+
+
+def _arguments(call: AnswerCall) -> dict[str, Any] | None:
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) and call.name else None
+
+
+def _completed(arguments: str) -> bool:
+    """Whether LangChain would read the text as a call's arguments."""
+    try:
+        return isinstance(parse_partial_json(arguments) if arguments else {}, dict)
+    except ValueError:
+        return False
