@@ -11,7 +11,8 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llamaindex_fakes import FakeLLM
 
 from llama_index.llms.pagedlc import Vllm
-from llama_index.llms.pagedlc import base as vllm_base
+from llama_index.llms.pagedlc import settings as vllm_settings
+from scripted_model import ScriptedLLM
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]
         asked.append((model, options))
         return FakeLLM()
 
-    monkeypatch.setattr(vllm_base, "shared_llm", shared)
+    monkeypatch.setattr(vllm_settings, "shared_llm", shared)
     return asked
 
 
@@ -33,8 +34,20 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Vllm, FakeLLM]]
 
     def build(engine: dict[str, Any] | None = None, **options: Any) -> tuple[Vllm, FakeLLM]:
         fake = FakeLLM(**(engine or {}))
-        monkeypatch.setattr(vllm_base, "shared_llm", lambda model, **engine_options: fake)
+        monkeypatch.setattr(vllm_settings, "shared_llm", lambda model, **engine_options: fake)
         return Vllm(**options), fake
+
+    return build
+
+
+@pytest.fixture
+def scripted(scripted_llm: Callable[..., ScriptedLLM]) -> Callable[..., tuple[Vllm, ScriptedLLM]]:
+    """A ``Vllm`` whose model says what it is told, with the real engine, tokenizer and grammars around it."""
+
+    def build(script: Any, engine: dict[str, Any] | None = None, **options: Any) -> tuple[Vllm, ScriptedLLM]:
+        of_engine = {name: options.pop(name) for name in ("chat_template",) if name in options}
+        llm = scripted_llm(script, **of_engine, **(engine or {}))
+        return Vllm(**{"temperature": 0.0, **llm.options, **options}), llm
 
     return build
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from pagedlc import CompletionChunk, CompletionOutput, RequestOutput, SamplingParams
+from pagedlc import CompletionChunk, SamplingParams
+from pagedlc.interruption import RunningAnswers
 from pagedlc.outputs import Timings
 from pagedlc_engine.request import Logprob
 
-PROMPT_TOKENS = list(range(7))
+NUM_PROMPT_TOKENS = 7
 CACHED_TOKENS = 4
 TIMINGS = Timings(queue_time=0.1, time_to_first_token=0.2, time_per_output_token=0.3, total_time=0.4)
 
@@ -22,8 +23,30 @@ class FakeTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [0] * add_special_tokens + [ord(char) for char in text]
 
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, token_ids))
+
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
+
+
+class FakeTemplate:
+    """A chat template that knows tools."""
+
+    def __init__(self, available: bool) -> None:
+        self.available = available
+
+    def source(self, *, with_tools: bool = False) -> str:
+        return "{{ messages }} <tool_call> {{ tools }}"
+
+
+class Rendered(list[int]):
+    """Token ids that remember what they were rendered from."""
+
+    def __init__(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        super().__init__([1])
+        self.messages = messages
+        self.options = options
 
 
 @dataclass
@@ -40,66 +63,50 @@ class FakeLLM:
 
     def __post_init__(self) -> None:
         self.tokenizer = FakeTokenizer()
-        self.chat_template = SimpleNamespace(available=self.has_template)
+        self.chat_template = FakeTemplate(self.has_template)
+        self.running = RunningAnswers()
 
     def load(self) -> FakeLLM:
         self.loaded = True
         return self
 
-    def generate(self, prompt: str, params: SamplingParams, **options: Any) -> list[RequestOutput]:
-        return self._whole("generate", prompt, params, options)
+    def abort(self, request_id: str) -> None:
+        self.ended.append(request_id)
 
-    def chat(self, messages: list[dict[str, Any]], params: SamplingParams, **options: Any) -> list[RequestOutput]:
-        return self._whole("chat", messages, params, options)
+    def render_chat(self, messages: list[dict[str, Any]], tools: Any = None, **options: Any) -> Rendered:
+        return Rendered(messages, {name: value for name, value in {"tools": tools, **options}.items() if value})
 
-    async def agenerate(self, prompt: str, params: SamplingParams, **options: Any) -> list[RequestOutput]:
-        return self._whole("agenerate", prompt, params, options)
+    def generate_stream(self, prompt: Any, params: SamplingParams, **options: Any) -> Iterator[CompletionChunk]:
+        self._note("sync", prompt, params, options)
+        try:
+            yield from self._chunks(params)
+        finally:
+            self.ended.append("sync")
 
-    async def achat(self, messages: Any, params: SamplingParams, **options: Any) -> list[RequestOutput]:
-        return self._whole("achat", messages, params, options)
+    async def agenerate_stream(
+        self, prompt: Any, params: SamplingParams, **options: Any
+    ) -> AsyncIterator[CompletionChunk]:
+        self._note("async", prompt, params, options)
+        try:
+            for chunk in self._chunks(params):
+                yield chunk
+        finally:
+            self.ended.append("async")
 
-    def generate_stream(self, prompt: str, params: SamplingParams, **options: Any) -> Iterator[CompletionChunk]:
-        return self._stream("generate_stream", prompt, params, options)
-
-    def chat_stream(self, messages: Any, params: SamplingParams, **options: Any) -> Iterator[CompletionChunk]:
-        return self._stream("chat_stream", messages, params, options)
-
-    def agenerate_stream(self, prompt: str, params: SamplingParams, **options: Any) -> AsyncIterator[CompletionChunk]:
-        return self._astream("agenerate_stream", prompt, params, options)
-
-    def achat_stream(self, messages: Any, params: SamplingParams, **options: Any) -> AsyncIterator[CompletionChunk]:
-        return self._astream("achat_stream", messages, params, options)
-
-    def _note(self, method: str, prompt: Any, params: SamplingParams, options: dict[str, Any]) -> None:
-        options.pop("use_tqdm", None)
-        self.calls.append(SimpleNamespace(method=method, prompt=prompt, params=params, options=options))
-
-    def _whole(self, method: str, prompt: Any, params: SamplingParams, options: dict[str, Any]) -> list[RequestOutput]:
-        self._note(method, prompt, params, options)
-        outputs = [
-            CompletionOutput(
-                index=index,
-                text=self.answer,
-                token_ids=[ord(char) for char in self.answer],
-                logprobs=None if params.logprobs is None else [_logprobs(char) for char in self.answer],
-                cumulative_logprob=None,
-                finish_reason="stop",
-                stop_reason=None,
+    def _note(self, way: str, prompt: Any, params: SamplingParams, options: dict[str, Any]) -> None:
+        """``method`` is ``chat`` for what went through the template; ``template_options`` are the template's then."""
+        options.pop("request_id")
+        chats = isinstance(prompt, Rendered)
+        self.calls.append(
+            SimpleNamespace(
+                method="chat" if chats else "generate",
+                way=way,
+                prompt=prompt.messages if chats else prompt,
+                params=params,
+                options=options,
+                template_options=prompt.options if chats else {},
             )
-            for index in range(params.n)
-        ]
-        return [
-            RequestOutput(
-                request_id="r-1",
-                prompt=prompt if isinstance(prompt, str) else None,
-                prompt_token_ids=PROMPT_TOKENS,
-                prompt_logprobs=None,
-                outputs=outputs,
-                finished=True,
-                num_cached_tokens=CACHED_TOKENS,
-                timings=TIMINGS,
-            )
-        ]
+        )
 
     def _chunks(self, params: SamplingParams) -> Iterator[CompletionChunk]:
         """The first character is held back and comes with the second; the end is a chunk without text."""
@@ -107,36 +114,20 @@ class FakeLLM:
         tokens = [*self.answer, ""]
         for count, (text, token) in enumerate(zip(texts, tokens, strict=True), start=1):
             last = token == ""
-            yield CompletionChunk(
-                request_id="r-1",
-                index=0,
-                text=text,
-                token_ids=[] if last else [ord(token)],
-                logprobs=[_logprobs(token)] if params.logprobs is not None and not last else None,
-                finish_reason="stop" if last else None,
-                stop_reason=None,
-                num_prompt_tokens=len(PROMPT_TOKENS),
-                num_cached_tokens=CACHED_TOKENS,
-                timings=TIMINGS,
-                num_generated_tokens=count - last,
-            )
-
-    def _stream(self, method: str, prompt: Any, params: SamplingParams, options: Any) -> Iterator[CompletionChunk]:
-        self._note(method, prompt, params, options)
-        try:
-            yield from self._chunks(params)
-        finally:
-            self.ended.append(method)
-
-    async def _astream(
-        self, method: str, prompt: Any, params: SamplingParams, options: Any
-    ) -> AsyncIterator[CompletionChunk]:
-        self._note(method, prompt, params, options)
-        try:
-            for chunk in self._chunks(params):
-                yield chunk
-        finally:
-            self.ended.append(method)
+            for index in range(params.n):
+                yield CompletionChunk(
+                    request_id="r-1",
+                    index=index,
+                    text=text,
+                    token_ids=[] if last else [ord(token)],
+                    logprobs=[_logprobs(token)] if params.logprobs is not None and not last else None,
+                    finish_reason="stop" if last else None,
+                    stop_reason=None,
+                    num_prompt_tokens=NUM_PROMPT_TOKENS,
+                    num_cached_tokens=CACHED_TOKENS,
+                    timings=TIMINGS,
+                    num_generated_tokens=count - last,
+                )
 
 
 def _logprobs(char: str) -> dict[int, Logprob]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pagedlc
-from llama_index.llms.pagedlc.responses import Answer, StreamCollector, answer_from_output
+from llama_index.llms.pagedlc.responses import Answer, AnswerCollector
+from llama_index.llms.pagedlc.text import TextTurn
+from llama_index.llms.pagedlc.turn import FormedTurn
+from pagedlc.tools import ChatTurn, TurnDelta
+from pagedlc.turns import Interruption, astream_turn, stream_turn
 from pagedlc_engine.errors import InvalidRequestError
 
-__all__ = ["Call", "aanswer", "answer", "astream", "stream"]
+__all__ = ["Call", "aanswer", "answer", "astream", "prompt_token_ids", "stream"]
 
 R = TypeVar("R")
 
@@ -23,31 +28,69 @@ class Call:
     Args:
         prompt: Text that goes in as it is, or message dicts for the chat template.
         params: How to sample.
-        options: Further keywords for the engine's method.
+        request: Keywords for the engine: ``priority``, ``cache_salt``.
+        turn: Keywords of :class:`pagedlc.tools.ChatTurn`; only with message dicts.
+        interruption: How the answer may be cut short.
     """
 
     prompt: str | list[dict[str, Any]]
     params: pagedlc.SamplingParams
-    options: dict[str, Any]
+    request: dict[str, Any]
+    turn: dict[str, Any]
+    interruption: Interruption
 
-    @property
-    def chats(self) -> bool:
-        """True when the prompt goes through the chat template."""
-        return not isinstance(self.prompt, str)
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call whose prompt is rendered."""
+
+    llm: pagedlc.LLM
+    call: Call
+    turn: ChatTurn
+    collector: AnswerCollector
+
+    def deltas(self) -> Generator[TurnDelta, None, None]:
+        call = self.call
+        return stream_turn(self.llm, self.turn, call.params, call.interruption, **call.request)
+
+    def adeltas(self) -> AsyncGenerator[TurnDelta, None]:
+        call = self.call
+        return astream_turn(self.llm, self.turn, call.params, call.interruption, **call.request)
+
+
+def _ask(llm: pagedlc.LLM, call: Call) -> _Asked:
+    call.interruption.check(call.params)
+    if isinstance(call.prompt, str):
+        turn = cast(ChatTurn, TextTurn(llm, call.prompt))  # can all that is needed here
+    else:
+        turn = FormedTurn(llm, call.prompt, **call.turn)
+    return _Asked(llm, call, turn, AnswerCollector(llm.model_name, llm.tokenizer.token_text))
+
+
+def prompt_token_ids(llm: pagedlc.LLM, call: Call) -> list[int]:
+    """The tokens that go into the engine."""
+    if isinstance(call.prompt, str):
+        return list(llm.tokenizer.encode(call.prompt))
+    return ChatTurn(llm, call.prompt, **call.turn).prompt_token_ids
 
 
 def answer(llm: pagedlc.LLM, call: Call) -> Answer:
     """Wait for the whole answer."""
-    ask: Callable[..., Any] = llm.chat if call.chats else llm.generate
-    outputs = ask(call.prompt, call.params, use_tqdm=False, **call.options)
-    return answer_from_output(outputs[0], llm.model_name, llm.tokenizer.token_text)
+    asked = _ask(llm, call)
+    with closing(asked.deltas()) as deltas:
+        for delta in deltas:
+            asked.collector.add(delta)
+    return asked.collector.whole()
 
 
 async def aanswer(llm: pagedlc.LLM, call: Call) -> Answer:
     """Await the whole answer; cancelling the task ends the request."""
-    ask: Callable[..., Any] = llm.achat if call.chats else llm.agenerate
-    outputs = await ask(call.prompt, call.params, **call.options)
-    return answer_from_output(outputs[0], llm.model_name, llm.tokenizer.token_text)
+    # In a thread: rendering takes a while for long conversations, and reading the tokenizer the first time.
+    asked = await asyncio.to_thread(_ask, llm, call)
+    async with aclosing(asked.adeltas()) as deltas:
+        async for delta in deltas:
+            asked.collector.add(delta)
+    return asked.collector.whole()
 
 
 def stream(llm: pagedlc.LLM, call: Call, convert: Callable[[Answer], R]) -> Generator[R, None, None]:
@@ -57,28 +100,26 @@ def stream(llm: pagedlc.LLM, call: Call, convert: Callable[[Answer], R]) -> Gene
         InvalidRequestError: The call asks for several answers.
     """
     _refuse_several_answers(call)
-    ask: Callable[..., Any] = llm.chat_stream if call.chats else llm.generate_stream
+    asked = _ask(llm, call)
 
     def parts() -> Generator[R, None, None]:
-        collector = StreamCollector(llm.model_name, llm.tokenizer.token_text)
-        with closing(ask(call.prompt, call.params, **call.options)) as chunks:
-            for chunk in chunks:
-                if (so_far := collector.add(chunk)) is not None:
+        with closing(asked.deltas()) as deltas:
+            for delta in deltas:
+                if (so_far := asked.collector.piece(delta)) is not None:
                     yield convert(so_far)
 
     return parts()
 
 
-def astream(llm: pagedlc.LLM, call: Call, convert: Callable[[Answer], R]) -> AsyncGenerator[R, None]:
+async def astream(llm: pagedlc.LLM, call: Call, convert: Callable[[Answer], R]) -> AsyncGenerator[R, None]:
     """As :func:`stream`, for ``async for``."""
     _refuse_several_answers(call)
-    ask: Callable[..., Any] = llm.achat_stream if call.chats else llm.agenerate_stream
+    asked = await asyncio.to_thread(_ask, llm, call)
 
     async def parts() -> AsyncGenerator[R, None]:
-        collector = StreamCollector(llm.model_name, llm.tokenizer.token_text)
-        async with aclosing(ask(call.prompt, call.params, **call.options)) as chunks:
-            async for chunk in chunks:
-                if (so_far := collector.add(chunk)) is not None:
+        async with aclosing(asked.adeltas()) as deltas:
+            async for delta in deltas:
+                if (so_far := asked.collector.piece(delta)) is not None:
                     yield convert(so_far)
 
     return parts()

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedlc import LLM, SamplingParams
+from pagedlc.turns import Interruption
 from pagedlc_engine.config import EngineConfig, check_option_names
 from pagedlc_engine.errors import ConfigError, InvalidRequestError
 
 __all__ = [
-    "CALL_OPTIONS",
+    "TEMPLATE_OPTIONS",
+    "TOOL_OPTIONS",
+    "SplitCall",
     "SplitOptions",
+    "interruption",
     "merge_engine_options",
     "refuse_foreign",
     "sampling_params",
@@ -26,10 +30,14 @@ __all__ = [
     "split_options",
 ]
 
-#: What a call may bring besides sampling parameters; passed on to ``pagedlc.LLM`` as it is.
+#: What a call may bring besides sampling parameters, for the engine.
 CALL_OPTIONS = frozenset({"cache_salt", "priority"})
-#: The same for calls that go through the chat template.
-CHAT_CALL_OPTIONS = CALL_OPTIONS | {"chat_template_kwargs"}
+#: What a call that goes through the chat template may bring, for :class:`pagedlc.tools.ChatTurn`.
+TEMPLATE_OPTIONS = frozenset({"add_generation_prompt", "chat_template_kwargs", "continue_final_message", "reasoning"})
+#: How a call may be cut short.
+INTERRUPTION_OPTIONS = frozenset({"barge_in", "conversation_id", "run_id", "stop_when"})
+#: As the template options, for calls whose answer may hold tool calls.
+TOOL_OPTIONS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "tool_call_format"})
 
 
 @dataclass(frozen=True)
@@ -148,20 +156,54 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in params.items() if not _unset(name, value)})
 
 
-def split_call(kwargs: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sort a call's keywords into sampling parameters (``max_tokens`` under its LlamaIndex name) and call options.
+@dataclass(frozen=True)
+class SplitCall:
+    """A call's keywords by where they belong."""
+
+    sampling: dict[str, Any]
+    request: dict[str, Any]
+    turn: dict[str, Any]
+    interruption: dict[str, Any]
+
+
+def split_call(kwargs: Mapping[str, Any], turn_options: Collection[str]) -> SplitCall:
+    """Sort a call's keywords; ``max_tokens`` gets its LlamaIndex name.
+
+    Args:
+        kwargs: What the call brings.
+        turn_options: Names that go to the turn; what is unknown counts as a sampling parameter.
 
     Raises:
-        InvalidRequestError: ``max_tokens`` and ``max_new_tokens`` contradict each other.
+        InvalidRequestError: ``max_tokens`` and ``max_new_tokens`` contradict each other, or there are tools where
+            there can be no calls.
     """
-    names = CHAT_CALL_OPTIONS if chat else CALL_OPTIONS
-    options = {name: value for name, value in kwargs.items() if name in names}
-    sampling = {name: value for name, value in kwargs.items() if name not in names}
-    if "max_tokens" in sampling:
-        limit = sampling.pop("max_tokens")
-        if sampling.setdefault("max_new_tokens", limit) != limit:
+    split = SplitCall({}, {}, {}, {})
+    for name, value in kwargs.items():
+        if name in turn_options:
+            split.turn[name] = value
+        elif name in CALL_OPTIONS:
+            split.request[name] = value
+        elif name in INTERRUPTION_OPTIONS:
+            split.interruption[name] = value
+        elif name in TOOL_OPTIONS:
+            raise InvalidRequestError(
+                f"{name} needs a conversation that goes through the model's chat template: call chat() or one of its "
+                "variants, without a messages_to_prompt of your own."
+            )
+        else:
+            split.sampling[name] = value
+    if "max_tokens" in split.sampling:
+        limit = split.sampling.pop("max_tokens")
+        if split.sampling.setdefault("max_new_tokens", limit) != limit:
             raise InvalidRequestError("max_tokens and max_new_tokens name the same limit; give one of them.")
-    return sampling, options
+    return split
+
+
+def interruption(values: Mapping[str, Any]) -> Interruption:
+    """Build :class:`Interruption` from the call's keywords."""
+    named = dict(values)
+    run_id = named.pop("run_id", None)
+    return Interruption(names=() if run_id is None else (str(run_id),), **named)
 
 
 def _unset(name: str, value: Any) -> bool:

@@ -2,21 +2,25 @@
 
 Every response carries, in ``additional_kwargs``, ``prompt_tokens``, ``completion_tokens``, ``total_tokens``,
 ``cached_tokens`` (prompt tokens served from the prefix cache), ``finish_reason``, ``stop_reason`` and
-``timings`` (seconds); and in ``raw`` the same in the shape of an OpenAI response, with all ``n`` answers.
+``timings`` (seconds); and in ``raw`` the same in the shape of an OpenAI response, with all ``n`` answers. Tool calls
+that cannot be carried out, being cut off, are in ``additional_kwargs["invalid_tool_calls"]`` and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LogProb, MessageRole
 
-from pagedlc import CompletionChunk, CompletionOutput, RequestOutput
+from llama_index.llms.pagedlc.blocks import answer_blocks, tool_call_dicts
+from pagedlc import CompletionChunk
+from pagedlc.tools import AnswerEvent, ReasoningDelta, TextDelta, TurnDelta
+from pagedlc.tools import ChatMessage as Message
 from pagedlc_engine.request import TokenLogprobs
 
-__all__ = ["Answer", "StreamCollector", "answer_from_output"]
+__all__ = ["Answer", "AnswerCollector"]
 
 #: Token id to its text.
 TokenText = Callable[[int], str]
@@ -27,24 +31,30 @@ class Answer:
     """A whole answer, or a stream's answer so far, before it becomes a chat or a completion response.
 
     Args:
-        text: The text so far.
-        delta: What this chunk added; ``None`` when not streaming.
+        message: Text, thoughts and calls so far.
+        delta: The text that this piece added; ``None`` when not streaming.
         logprobs: Per token of the answer (when streaming: of the delta), the chosen token first and then the
             likeliest; ``None`` when not asked for.
         details: For ``additional_kwargs``.
         raw: For ``raw``.
     """
 
-    text: str
+    message: Message
     delta: str | None
     logprobs: list[list[LogProb]] | None
     details: dict[str, Any]
     raw: dict[str, Any]
 
     def as_chat(self) -> ChatResponse:
-        """The answer as an assistant message."""
+        """The answer as an assistant message: thoughts, text and tool calls in blocks of their own."""
+        calls = tool_call_dicts(self.message)
         return ChatResponse(
-            message=ChatMessage(role=MessageRole.ASSISTANT, content=self.text),
+            message=ChatMessage(
+                role=MessageRole.ASSISTANT,
+                blocks=answer_blocks(self.message),
+                # Where parts of LlamaIndex that are older than blocks look for calls.
+                additional_kwargs={"tool_calls": calls} if calls else {},
+            ),
             delta=self.delta,
             logprobs=self.logprobs,
             additional_kwargs=self.details,
@@ -52,39 +62,28 @@ class Answer:
         )
 
     def as_completion(self) -> CompletionResponse:
-        """The answer as a completion."""
+        """The answer as a completion; thoughts are in ``additional_kwargs["thinking"]``."""
+        thoughts = {"thinking": self.message.reasoning} if self.message.reasoning else {}
         return CompletionResponse(
-            text=self.text,
+            text=self.message.text,
             delta=self.delta,
             logprobs=self.logprobs,
-            additional_kwargs=self.details,
+            additional_kwargs={**self.details, **thoughts},
             raw=self.raw,
         )
 
 
-def answer_from_output(output: RequestOutput, model: str, token_text: TokenText) -> Answer:
-    """The first of a finished request's answers; the others are in ``raw["choices"]``."""
-    first = output.outputs[0]
-    return Answer(
-        text=first.text,
-        delta=None,
-        logprobs=None if first.logprobs is None else _logprobs(first.logprobs, token_text),
-        **_report(
-            output.request_id,
-            model,
-            [_choice(each) for each in output.outputs],
-            _usage(
-                len(output.prompt_token_ids),
-                sum(len(each.token_ids) for each in output.outputs),
-                output.num_cached_tokens,
-            ),
-            asdict(output.timings),
-        ),
-    )
+@dataclass(slots=True)
+class _Choice:
+    """One of a request's ``n`` answers."""
+
+    message: Message
+    chunk: CompletionChunk
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
-class StreamCollector:
-    """Turns a request's chunks into answers so far.
+class AnswerCollector:
+    """Turns what a request streams into answers.
 
     Args:
         model: Name to report.
@@ -94,64 +93,87 @@ class StreamCollector:
     def __init__(self, model: str, token_text: TokenText) -> None:
         self._model = model
         self._token_text = token_text
-        self._text = ""
-        self._held_logprobs: list[TokenLogprobs] = []
+        self._choices: dict[int, _Choice] = {}
 
-    def add(self, chunk: CompletionChunk) -> Answer | None:
-        """The answer with ``chunk``, or ``None`` while the chunk's text is still held back."""
-        self._held_logprobs += chunk.logprobs or []
-        if not chunk.text and chunk.finish_reason is None:
+    def add(self, delta: TurnDelta) -> None:
+        """Take in the next piece."""
+        choice = self._choices.setdefault(delta.chunk.index, _Choice(delta.message, delta.chunk))
+        choice.chunk = delta.chunk
+        choice.logprobs += delta.chunk.logprobs or []
+
+    def whole(self) -> Answer:
+        """The first of the answers; the others are in ``raw["choices"]``."""
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        return self._answer(choices, None, {})
+
+    def piece(self, delta: TurnDelta) -> Answer | None:
+        """The only answer with ``delta``, or ``None`` while what the delta brings is held back."""
+        self.add(delta)
+        if not delta.events:
             return None
-        self._text += chunk.text
-        logprobs = _logprobs(self._held_logprobs, self._token_text) if self._held_logprobs else None
-        self._held_logprobs = []
-        choice = {
-            "index": chunk.index,
-            "text": self._text,
-            "finish_reason": chunk.finish_reason,
-            "stop_reason": chunk.stop_reason,
+        choice = self._choices[delta.chunk.index]
+        thoughts = "".join(event.text for event in delta.events if isinstance(event, ReasoningDelta))
+        answer = self._answer([choice], _new_text(delta.events), {"thinking_delta": thoughts} if thoughts else {})
+        choice.logprobs = []
+        return answer
+
+    def _answer(self, choices: Sequence[_Choice], delta: str | None, extra: dict[str, Any]) -> Answer:
+        first = choices[0]
+        chunk, message = first.chunk, first.message
+        usage = _usage(chunk, sum(choice.chunk.num_generated_tokens for choice in choices))
+        timings = asdict(chunk.timings)
+        details = {
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+            "total_tokens": usage["total_tokens"],
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "finish_reason": message.finish_reason,
+            "stop_reason": message.stop_reason,
+            "timings": timings,
+            **extra,
         }
-        usage = _usage(chunk.num_prompt_tokens, chunk.num_generated_tokens, chunk.num_cached_tokens)
-        report = _report(chunk.request_id, self._model, [choice], usage, asdict(chunk.timings))
-        return Answer(text=self._text, delta=chunk.text, logprobs=logprobs, **report)
+        invalid = [asdict(call) for call in message.tool_calls if not call.valid]
+        if invalid and message.finish_reason is not None:
+            details["invalid_tool_calls"] = invalid
+        return Answer(
+            message=message,
+            delta=delta,
+            logprobs=_logprobs(first.logprobs, self._token_text) if first.logprobs else None,
+            details=details,
+            raw={
+                "id": chunk.request_id,
+                "model": self._model,
+                "choices": [_choice(choice) for choice in choices],
+                "usage": usage,
+                "timings": timings,
+            },
+        )
 
 
-def _choice(output: CompletionOutput) -> dict[str, Any]:
+def _new_text(events: Iterable[AnswerEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def _choice(choice: _Choice) -> dict[str, Any]:
+    message = choice.message
+    calls = tool_call_dicts(message)
     return {
-        "index": output.index,
-        "text": output.text,
-        "finish_reason": output.finish_reason,
-        "stop_reason": output.stop_reason,
+        "index": choice.chunk.index,
+        "text": message.text,
+        "finish_reason": message.finish_reason,
+        "stop_reason": message.stop_reason,
+        **({"reasoning_content": message.reasoning} if message.reasoning else {}),
+        **({"tool_calls": calls} if calls else {}),
     }
 
 
-def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+def _usage(chunk: CompletionChunk, completion_tokens: int) -> dict[str, Any]:
     return {
-        "prompt_tokens": prompt_tokens,
+        "prompt_tokens": chunk.num_prompt_tokens,
         "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "total_tokens": chunk.num_prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": chunk.num_cached_tokens},
     }
-
-
-def _report(
-    request_id: str,
-    model: str,
-    choices: list[dict[str, Any]],
-    usage: dict[str, Any],
-    timings: dict[str, float | None],
-) -> dict[str, dict[str, Any]]:
-    details = {
-        "prompt_tokens": usage["prompt_tokens"],
-        "completion_tokens": usage["completion_tokens"],
-        "total_tokens": usage["total_tokens"],
-        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
-        "finish_reason": choices[0]["finish_reason"],
-        "stop_reason": choices[0]["stop_reason"],
-        "timings": timings,
-    }
-    raw = {"id": request_id, "model": model, "choices": choices, "usage": usage, "timings": timings}
-    return {"details": details, "raw": raw}
 
 
 def _logprobs(positions: Sequence[TokenLogprobs], token_text: TokenText) -> list[list[LogProb]]:
