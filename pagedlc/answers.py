@@ -38,7 +38,8 @@ class AnswerReader:
         before = self._detokenizer.num_tokens
         # A grammar may also be complete with an ordinary token, which belongs to the text.
         ended_by_token = delta.finish_reason == "stop" and delta.token_ids[-1:] in self._stop_tokens
-        text = self._detokenizer.feed(delta.token_ids, stop_token=ended_by_token)
+        feed = self._detokenizer.feed if delta.finish_reason is None else self._detokenizer.feed_last
+        text = feed(delta.token_ids, stop_token=ended_by_token)
         count = self._detokenizer.num_tokens - before
         stop_reason: int | str | None = None
         if self._detokenizer.stopped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pagedlc.answers import RequestReader
 from pagedlc.outputs import CompletionChunk, RequestOutput
@@ -23,10 +24,18 @@ class RequestBatch:
         tokenizer: Turns tokens into text.
         history: Remembers the requests when the batch is closed.
         requests: At least one.
+        whole: Nobody looks at an answer before it is finished: where no stop string has to be watched for, the engine
+            hands it over in one piece.
     """
 
     def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, history: PrefixHistory, requests: Sequence[PreparedRequest]
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        history: PrefixHistory,
+        requests: Sequence[PreparedRequest],
+        *,
+        whole: bool = False,
     ) -> None:
         self.mailbox = Mailbox(sum(item.request.params.n for item in requests))
         self._client = client
@@ -34,7 +43,10 @@ class RequestBatch:
         self._readers = {
             item.request.request_id: RequestReader(tokenizer, item.request, item.text) for item in requests
         }
-        self._handles = [client.submit(item.request, self.mailbox) for item in requests]
+        self._handles = [
+            client.submit(replace(item.request, whole=whole and not item.request.params.stop), self.mailbox)
+            for item in requests
+        ]
 
     def chunks(self, deltas: Sequence[TokenDelta]) -> Iterator[CompletionChunk]:
         """What deltas add to the answers; an answer that a stop string completes is aborted in the engine.

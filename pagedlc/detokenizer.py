@@ -14,6 +14,8 @@ __all__ = ["IncrementalDetokenizer"]
 _REPLACEMENT = "\ufffd"
 
 
+_MANY_TOKENS = 8
+
 class IncrementalDetokenizer:
     """The text of one answer, delta by delta.
 
@@ -69,6 +71,14 @@ class IncrementalDetokenizer:
             if not (stop_token and position == last and not self._include_stop):
                 parts.append(self._append(self._stream.push(token_id)))
         return self._release("".join(parts))
+
+    def feed_last(self, token_ids: Sequence[int], *, stop_token: bool = False) -> str:
+        """As :meth:`feed`, for tokens after which only :meth:`finish` comes: many of them are decoded at once."""
+        if self._stops or self._finished or len(token_ids) < _MANY_TOKENS:
+            return self.feed(token_ids, stop_token=stop_token)
+        self.num_tokens += len(token_ids)
+        self._stream.extend(token_ids[:-1] if stop_token and not self._include_stop else token_ids)
+        return ""
 
     def finish(self) -> str:
         """The rest of the text, when no token will follow; unfinished bytes become U+FFFD."""
@@ -150,6 +160,10 @@ class _CharacterStream:
             return ""
         self._context, self._pending = self._pending, []
         return text
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens whose text :meth:`flush` will return."""
+        self._pending += [token_id for token_id in token_ids if token_id not in self._skipped]
 
     def flush(self) -> str:
         before = self._tokenizer.decode(self._context, self._skip)

@@ -442,7 +442,7 @@ class LLM:
     def _run(self, requests: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
         if not requests:
             return []
-        batch = RequestBatch(self._ready(), self.tokenizer, self._history, requests)
+        batch = RequestBatch(self._ready(), self.tokenizer, self._history, requests, whole=True)
         show = self._use_tqdm if use_tqdm is None else use_tqdm
         show = False if show is None and len(requests) == 1 else show
         try:
@@ -456,7 +456,7 @@ class LLM:
     async def _arun(self, requests: list[PreparedRequest]) -> list[RequestOutput]:
         if not requests:
             return []
-        batch = RequestBatch(self._ready(), self.tokenizer, self._history, requests)
+        batch = RequestBatch(self._ready(), self.tokenizer, self._history, requests, whole=True)
         try:
             while deltas := await batch.mailbox.take_async():
                 batch.read(deltas)

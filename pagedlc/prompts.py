@@ -106,6 +106,8 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[in
 
 
 def _token_ids(given: object) -> list[int]:
+    if type(given) is list and set(map(type, given)) == {int}:  # the usual case, a long list, at C speed
+        return list(given)
     if not isinstance(given, Sequence) or isinstance(given, str) or not all(_is_int(item) for item in given):
         raise InvalidRequestError(_not_a_prompt(given))
     if not given:

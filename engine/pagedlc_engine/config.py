@@ -40,7 +40,7 @@ class EngineConfig(BaseModel):
         max_model_len: Longest prompt plus answer in tokens. ``None`` takes the model's own limit.
         max_num_seqs: Most requests running at once; can be changed while the engine runs.
         max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks.
-            ``None`` takes 512 on a CPU; on a GPU 1,024 to 4,096, fewer for larger models, so that streams
+            ``None`` takes 512 on a CPU; on a GPU 1,024 or 2,048, fewer for larger models, so that streams
             keep flowing while a long prompt is computed.
         enable_prefix_caching: Keep and reuse the KV blocks of prompts and answers.
         attention_backend: ``"auto"`` takes Triton on a GPU and torch elsewhere.

@@ -20,8 +20,10 @@ GIB = 1 << 30
 #: Without a setting, a CPU engine takes this share of the free memory for its KV cache, and no more than this.
 CPU_CACHE_SHARE = 0.25
 CPU_CACHE_LIMIT = 2 * GIB
-#: Arithmetic of a step with prompt tokens: some 25 to 30 ms of an H200's matrix units.
+#: Products of a step with prompt tokens: some 25 to 30 ms of an H200's matrix units; and its most tokens, because
+#: attention over a long context comes on top.
 GPU_STEP_FLOPS = 2e13
+GPU_STEP_TOKENS = 2048
 #: Left free on a GPU for activations and the libraries' workspaces.
 GPU_RESERVE = 2 * GIB
 
@@ -70,7 +72,7 @@ def _token_budget(spec: ModelSpec, device: torch.device) -> int:
     width = 2 * (spec.num_heads + spec.num_kv_heads)
     weights = spec.num_layers * spec.hidden_size * (spec.head_dim * width + 3 * spec.intermediate_size)
     wanted = int(GPU_STEP_FLOPS / (2 * weights))
-    return max(1024, min(4096, 1 << (wanted.bit_length() - 1)))
+    return max(1024, min(GPU_STEP_TOKENS, 1 << (wanted.bit_length() - 1)))
 
 
 def _device(config: EngineConfig) -> torch.device:

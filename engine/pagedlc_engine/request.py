@@ -157,6 +157,7 @@ class Request:
         extra_keys: What else the KV contents depend on (adapter, media), part of every block's key.
         arrival_time: ``time.monotonic()`` at submission, in seconds.
         block_hashes: Hash chain over the prompt's full blocks (see ``kv.hashing``); filled in by the client.
+        whole: Hand each answer over in one piece when it is finished, not token by token.
     """
 
     request_id: str
@@ -169,6 +170,7 @@ class Request:
     extra_keys: tuple[str, ...] = ()
     arrival_time: float = 0.0
     block_hashes: tuple[bytes, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,9 @@ class Scheduler:
                 self._collect_prompt_logprobs(item, result.prompt_logprobs[position])
             for sampler in item.samplers:
                 if sampler.status is not Status.FINISHED:
-                    deltas.append(self._append(sampler, at, result))
+                    delta = self._append(sampler, at, result)
+                    if delta is not None:
+                        deltas.append(delta)
                 at += 1
         return deltas
 
@@ -301,7 +303,7 @@ class Scheduler:
         known = item.sequence.prompt_logprobs
         known.extend(rows[len(known) - 1 - item.start :])
 
-    def _append(self, sequence: Sequence, at: int, result: StepResult) -> TokenDelta:
+    def _append(self, sequence: Sequence, at: int, result: StepResult) -> TokenDelta | None:
         sequence.num_inflight -= 1
         if at in result.failures:
             return self._finish(sequence, "error", error=PagedLCError(result.failures[at]))
@@ -317,11 +319,13 @@ class Scheduler:
             if problem is not None:
                 return self._finish(sequence, "error", error=PagedLCError(problem))
             reason = "stop" if sequence.matcher.complete else reason
+        if logprobs is not None:
+            sequence.held_logprobs.append(logprobs)
         if reason is not None:
-            return self._finish(sequence, reason, [token], logprobs, stop_reason)
+            return self._finish(sequence, reason, [token], stop_reason)
         if sequence.status is Status.RUNNING:
             self._register_full_blocks(sequence)
-        return self._delta(sequence, [token], logprobs)
+        return None if sequence.request.whole else self._delta(sequence, [token])
 
     def _finish_reason(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
         if token in sequence.stop_token_ids and sequence.num_output > sequence.request.params.min_tokens:
@@ -334,18 +338,18 @@ class Scheduler:
         self,
         sequence: Sequence,
         token_ids: list[int],
-        logprobs: TokenLogprobs | None = None,
         finish_reason: FinishReason | None = None,
         stop_reason: int | None = None,
         error: PagedLCError | None = None,
     ) -> TokenDelta:
         params = sequence.request.params
         first = sequence.num_output == len(token_ids) and sequence.index == 0
+        logprobs, sequence.held_logprobs = sequence.held_logprobs, []
         return TokenDelta(
             request_id=sequence.request.request_id,
             index=sequence.index,
             token_ids=token_ids,
-            logprobs=None if logprobs is None else [logprobs],
+            logprobs=logprobs or None,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             prompt_logprobs=sequence.prompt_logprobs if first and params.prompt_logprobs is not None else None,
@@ -359,7 +363,6 @@ class Scheduler:
         sequence: Sequence,
         reason: FinishReason,
         token_ids: list[int] | None = None,
-        logprobs: TokenLogprobs | None = None,
         stop_reason: int | None = None,
         error: PagedLCError | None = None,
     ) -> TokenDelta:
@@ -376,7 +379,9 @@ class Scheduler:
         answers.remove(sequence)
         if not answers:
             del self._requests[sequence.request.request_id]
-        return self._delta(sequence, token_ids or [], logprobs, reason, stop_reason, error)
+        if sequence.request.whole:
+            token_ids = sequence.tokens[sequence.num_prompt :]
+        return self._delta(sequence, token_ids or [], reason, stop_reason, error)
 
     def _settle_blocks(self, sequence: Sequence, trusted: bool) -> None:
         """Leave a finished sequence's blocks in the prefix cache, unless an error may have spoilt them."""

@@ -41,6 +41,7 @@ class Sequence:
     __slots__ = (
         "block_keys",
         "fork_of",
+        "held_logprobs",
         "index",
         "key",
         "limit",
@@ -92,6 +93,8 @@ class Sequence:
         self.stop_token_ids = frozenset((*eos, *request.params.stop_token_ids))
         self.timings = RequestTimings(request.arrival_time)
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        #: Of tokens that are handed over with the last one.
+        self.held_logprobs: list[TokenLogprobs] = []
 
     @property
     def sort_key(self) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ from pagedlc_engine.cuda.tiles import (
     Requests,
     find_prefix_groups,
     is_narrow,
+    longest_first,
     narrow_records,
     prefix_chunk,
     shared_records,
@@ -61,6 +62,8 @@ class _Decoding:
     requests: Requests
     cache_slots: Ints
     groups: list[PrefixGroup]
+    prefix: Ints | None
+    order: npt.NDArray[np.intp]
     general: list[tuple[int, Sequence]]
 
     def advance(self, block_size: int) -> None:
@@ -129,7 +132,7 @@ class StepPacker:
         packet[layout.sample_rows : layout.sample_rows + batch] = requests.firsts
         packet[layout.sample_slots : layout.sample_slots + batch] = requests.slots
         self._write_tokens(packet, -1 - requests.slots, requests.starts, decoding.cache_slots, requests.slots)
-        self._write_narrow(packet, requests, decoding.groups, shape)
+        self._write_narrow(packet, decoding, shape)
         return Packed(shape, captured, batch, decoding.general, admissions)
 
     def _write_tokens(self, packet: Ints, codes: Ints, positions: Ints, cache_slots: Ints, owners: Ints) -> None:
@@ -138,20 +141,16 @@ class StepPacker:
             start = self._layout.codes + index * plane
             packet[start : start + count] = values
 
-    def _write_narrow(self, packet: Ints, requests: Requests, groups: list[PrefixGroup], shape: StepShape) -> None:
+    def _write_narrow(self, packet: Ints, decoding: _Decoding, shape: StepShape) -> None:
         layout, geometry = self._layout, self._geometry
+        requests, groups, order = decoding.requests, decoding.groups, decoding.order
         records = packet[layout.narrow : layout.narrow + shape.narrow * RECORD].reshape(-1, RECORD)
-        if not groups:
-            narrow_records(records, requests, None, 1, shape, geometry)
-            return
-        chunk = prefix_chunk(groups, shape.shared_splits)
-        prefix = np.zeros_like(requests.starts)
-        for group in groups:
-            prefix[group.rows] = group.tokens
-        bases = narrow_records(records, requests, prefix, chunk, shape, geometry)
-        shared = packet[layout.shared : layout.shared + shape.shared * RECORD].reshape(-1, RECORD)
-        members = packet[layout.members : layout.members + layout.samples * 3].reshape(-1, 3)
-        shared_records(shared, members, groups, requests, bases, chunk, shape, geometry)
+        chunk = prefix_chunk(groups, shape.shared_splits) if groups else 1
+        bases = narrow_records(records, requests, decoding.prefix, chunk, shape, geometry, order)
+        if groups:
+            shared = packet[layout.shared : layout.shared + shape.shared * RECORD].reshape(-1, RECORD)
+            members = packet[layout.members : layout.members + layout.samples * 3].reshape(-1, 3)
+            shared_records(shared, members, groups, requests, bases, chunk, shape, geometry)
 
     def _pack_anew(self, plan: StepPlan, keys: list[int], packet: Ints) -> Packed:
         admissions = Admissions()
@@ -202,7 +201,9 @@ class StepPacker:
         )
         if decodes and not fresh:
             groups = self._groups(requests, tables)
-            self._decoding = _Decoding(keys, tables, requests, cache_slots, groups, general)
+            prefix = _prefix_lengths(groups, requests) if groups else None
+            order = longest_first(requests, prefix)
+            self._decoding = _Decoding(keys, tables, requests, cache_slots, groups, prefix, order, general)
             return self._pack_decoding(self._decoding, packet, admissions)
         narrow = is_narrow(counts, self._geometry)
         need = MixedNeed(end, len(sample_rows), int(narrow.sum()), counts[~narrow])
@@ -256,3 +257,10 @@ class StepPacker:
             many[:] = 0
             if not narrow.all():
                 wide_records(many, part(~narrow), shape, self._geometry)
+
+
+def _prefix_lengths(groups: list[PrefixGroup], requests: Requests) -> Ints:
+    prefix = np.zeros_like(requests.starts)
+    for group in groups:
+        prefix[group.rows] = group.tokens
+    return prefix

@@ -12,12 +12,9 @@ from pagedlc_engine.kernels.attention_plan import MIN_WIDE_ROWS, SHARED_ROWS, WI
 __all__ = ["MixedNeed", "ShapeBook"]
 
 _DECODE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-_MIXED_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-#: Above this many tokens a step is padded only a little; otherwise it is launched kernel by kernel.
-_PADDED_FREELY = 512
-_LEAST_FILL = 0.85
-#: Prompts in a captured step beyond those that fill their tiles.
-_SPARE_TILES = 16
+_MIXED_SIZES = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096)
+#: Prompts in a captured step whose last tile is not full.
+_SPARE_TILES = 64
 _FEW = 24
 
 
@@ -112,8 +109,6 @@ class ShapeBook:
         if at == len(self.mixed_sizes) or not self._capture:
             return None
         shape = self.mixed_shape(self.mixed_sizes[at])
-        if need.tokens > _PADDED_FREELY and need.tokens < _LEAST_FILL * shape.tokens:
-            return None
         wide = wide_tiles(need.chunks, shape.wide_rows, self._geometry)
         fits = need.samples <= shape.samples and need.narrow <= shape.narrow and wide <= shape.wide
         return shape if fits else None
@@ -123,7 +118,8 @@ class ShapeBook:
         group = self._geometry.group
         rows = max(WIDE_ROWS if tokens * group > MIN_WIDE_ROWS else MIN_WIDE_ROWS, group)
         requests = min(tokens, self._max_num_seqs)
-        wide = -(-tokens * group // rows) + min(_SPARE_TILES, requests)
+        full = -(-tokens * group // rows)
+        wide = full + min(_SPARE_TILES, requests, tokens // narrow_tokens(self._geometry))
         return StepShape(
             tokens=tokens,
             samples=requests,
@@ -132,7 +128,7 @@ class ShapeBook:
             narrow_splits=2,
             wide=wide,
             wide_rows=rows,
-            wide_splits=self._wide_splits(wide),
+            wide_splits=self._wide_splits(full),
         )
 
     def exact(self, need: MixedNeed) -> StepShape:
@@ -157,7 +153,7 @@ class ShapeBook:
 
     def captured(self) -> list[StepShape]:
         """All shapes to capture at start, largest first: their memory then serves the smaller ones, too."""
-        shapes = [self.mixed_shape(size) for size in reversed(self.mixed_sizes) if size <= 8192]
+        shapes = [self.mixed_shape(size) for size in reversed(self.mixed_sizes)]
         for size in reversed(self.decode_sizes):
             variants = [(False, False), (True, False), (False, True)]
             for split, shared in variants:

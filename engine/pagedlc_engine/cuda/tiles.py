@@ -31,6 +31,7 @@ __all__ = [
     "Requests",
     "find_prefix_groups",
     "is_narrow",
+    "longest_first",
     "narrow_records",
     "narrow_rows",
     "narrow_tokens",
@@ -110,7 +111,13 @@ def prefix_chunk(groups: list[PrefixGroup], splits: int) -> int:
 
 
 def narrow_records(
-    out: Ints, requests: Requests, prefix: Ints | None, chunk: int, shape: StepShape, geometry: AttentionGeometry
+    out: Ints,
+    requests: Requests,
+    prefix: Ints | None,
+    chunk: int,
+    shape: StepShape,
+    geometry: AttentionGeometry,
+    order: npt.NDArray[np.intp] | None = None,
 ) -> Ints:
     """Fill ``out`` [shape.narrow, 8]; returns the requests' first rows of intermediate results.
 
@@ -121,6 +128,7 @@ def narrow_records(
         chunk: Keys a split of that pass.
         shape: The launch.
         geometry: Of the model and its cache.
+        order: Long tiles first, if that is known.
     """
     count = len(requests)
     out[count:] = 0
@@ -133,7 +141,8 @@ def narrow_records(
     parts = prefix_splits + -(-own // keys)
     rows = np.where(parts > 1, parts * requests.counts, 0)
     bases = np.cumsum(rows) - rows
-    order = np.argsort(-own, kind="stable")
+    if order is None:
+        order = longest_first(requests, prefix)
     columns = (
         requests.slots,
         requests.firsts,
@@ -147,6 +156,12 @@ def narrow_records(
     for column, values in enumerate(columns):
         out[:count, column] = values[order]
     return bases
+
+
+def longest_first(requests: Requests, prefix: Ints | None) -> npt.NDArray[np.intp]:
+    """Requests in the order in which their tiles should start, so that the last programs to end are short ones."""
+    own = requests.starts + requests.counts
+    return np.argsort(-own if prefix is None else prefix - own, kind="stable")
 
 
 def _smallest(keys: Ints, geometry: AttentionGeometry) -> int:
