@@ -250,7 +250,7 @@ def check_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
     if config.max_model_len is None:
         return spec.max_position_embeddings
     scaling = spec.rope.scaling or {}
-    stretch = float(scaling.get("factor", 1.0)) if scaling.get("type") == "dynamic" else 1.0
+    stretch = float(str(scaling["factor"])) if scaling.get("type") == "dynamic" else 1.0
     longest = int(spec.max_position_embeddings * stretch)
     if config.max_model_len > longest:
         raise ConfigError(
