@@ -154,7 +154,6 @@ def main() -> None:
 
     print("\nAll documents in one prompt, and two questions:")
     show_prefix_cache(passages, llm)
-    llm.close()
 
 
 if __name__ == "__main__":

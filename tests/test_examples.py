@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pagedlc import LLM, shared_llm
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 #: What a run must print. An example without an entry must print something.
@@ -27,6 +29,13 @@ EXPECTED = {
 }
 
 
+@pytest.fixture(scope="module")
+def shared_model() -> LLM:
+    """Kept alive over all examples: they name the same model and options, and so share its engine."""
+    return shared_llm("smollm2").load()
+
+
+@pytest.mark.usefixtures("shared_model")
 @pytest.mark.parametrize("name", sorted(file.name for file in EXAMPLES.glob("*.py")))
 def test_example(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)  # an example finds its files wherever it is started

@@ -37,7 +37,7 @@ def test_every_python_block_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -
     assert "Paris" in printed
     assert "21 days" in printed
     assert "max_num_seqs" in printed  # the suggestion of the error example
-    cached, total = re.search(r"^(\d+) of (\d+)$", printed, flags=re.MULTILINE).groups()  # type: ignore[union-attr]
+    cached, total = re.search(r"(\d+) of (\d+)$", printed, flags=re.MULTILINE).groups()  # type: ignore[union-attr]
     assert 0 < int(cached) < int(total)
     names["llm"].close()
     names["chat"].close()
@@ -86,6 +86,13 @@ def test_links_and_file_names_lead_somewhere(page: str) -> None:
     file = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", file.read_text()):
         assert (file.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:engine|pagedlc|integrations)/[\w/.]*)`", text))
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_settings_page_is_up_to_date() -> None:

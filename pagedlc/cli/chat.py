@@ -87,6 +87,8 @@ class _Chat:
             return
         print(flush=True)
         self._messages = [*asked, {"role": "assistant", "content": text}]
+        if last is not None and last.finish_reason == "length":
+            note("The answer was cut: see --max-tokens and --max-model-len.")
         if self._show_stats and last is not None:
             note(_statistics(last))
 

@@ -29,8 +29,8 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def wrapper(**given: Any) -> None:
         options = {name: given.pop(name) for name in fields}
-        chosen = {name: value for name, value in options.items() if value is not None}
-        command(**given, engine_options={name: None if v == NONE else v for name, v in chosen.items()})
+        chosen = {name: _value(name, value) for name, value in options.items() if value is not None}
+        command(**given, engine_options=chosen)
 
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != "engine_options"]
@@ -52,7 +52,8 @@ def _parameter(name: str, text: str) -> inspect.Parameter:
     if field.default is not None:
         shown = {True: "on", False: "off"}[field.default] if field.annotation is bool else field.default
         text = f"{text} [default: {shown}]"
-    option = typer.Option(declaration, help=text, show_default=False)
+    metavar = "A,B,..." if _is_list(field.annotation) else None
+    option = typer.Option(declaration, help=text, show_default=False, metavar=metavar)
     # Not written with brackets: a type checker would read the variable as the name of a type.
     annotation = operator.getitem(cast(Any, Annotated), (option_type, option))
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -63,10 +64,21 @@ def _option_type(annotation: Any, default: Any) -> Any:
     parts = [part for part in _members(annotation) if part is not type(None)]
     literals = [value for part in parts if typing.get_origin(part) is Literal for value in typing.get_args(part)]
     if not literals:
-        return parts[0] | None
+        return (str if _is_list(annotation) else parts[0]) | None
     if len(parts) < len(_members(annotation)) and default is not None:
         literals.append(NONE)
     return Literal[tuple(literals)] | None
+
+
+def _value(name: str, given: Any) -> Any:
+    """What Python gets for a value on the command line; numbers in a list are converted by the config."""
+    if _is_list(EngineConfig.model_fields[name].annotation):
+        return [part.strip() for part in given.split(",")]
+    return None if given == NONE else given
+
+
+def _is_list(annotation: Any) -> bool:
+    return any(typing.get_origin(part) is tuple for part in _members(annotation))
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

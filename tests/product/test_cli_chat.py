@@ -12,6 +12,7 @@ from pagedlc.cli import chat
 from pagedlc_engine.errors import PromptTooLongError
 
 STOP = KeyboardInterrupt()
+CUT = "and so"
 
 
 class ScriptedLLM:
@@ -32,7 +33,12 @@ class ScriptedLLM:
                     raise piece
                 timings = SimpleNamespace(time_to_first_token=0.5, time_per_output_token=1.0)
                 yield SimpleNamespace(
-                    text=piece, num_prompt_tokens=30, num_cached_tokens=16, num_generated_tokens=number, timings=timings
+                    text=piece,
+                    num_prompt_tokens=30,
+                    num_cached_tokens=16,
+                    num_generated_tokens=number,
+                    timings=timings,
+                    finish_reason="length" if piece == CUT else None,
                 )
         finally:
             self.closed_streams += 1
@@ -117,6 +123,11 @@ def test_a_conversation_that_grew_too_long_can_be_reset(monkeypatch: pytest.Monk
     talk(monkeypatch, llm, "one", "two", "three")
     assert "too long (/reset forgets" in capsys.readouterr().err
     assert [message["content"] for message in llm.asked[2]] == ["one", "A", "three"]
+
+
+def test_a_cut_answer_says_which_option_cut_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    talk(monkeypatch, ScriptedLLM(["Once ", CUT]), "A story")
+    assert "--max-tokens" in capsys.readouterr().err
 
 
 def test_stats_name_cached_tokens_and_speed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
