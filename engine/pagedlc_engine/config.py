@@ -30,8 +30,10 @@ class EngineConfig(BaseModel):
         load_format: ``"auto"`` looks at the files; ``"dummy"`` makes random weights from the config alone.
         device: ``"auto"`` takes a CUDA device when there is one.
         dtype: Type of weights and activations. ``"auto"`` is float32 on a CPU and bfloat16 on a GPU.
-        quantization: ``None`` computes in ``dtype``; ``"int8"`` (CPU) multiplies in 8-bit integers;
-            ``"auto"`` takes int8 where the CPU has the kernels for it, and nothing elsewhere.
+        quantization: ``None`` computes in ``dtype``. On a CPU, ``"fp16"`` keeps the weights in half precision and
+            computes in float32, and ``"int8"`` multiplies in 8-bit integers: fastest for prompts and batches, but an
+            answer may come out differently with what else is in the batch or the cache. ``"auto"`` takes fp16 where
+            the CPU has the kernels for it, and nothing elsewhere.
         block_size: Tokens per KV-cache block, a power of two from 16 to 64.
         num_blocks: KV blocks to allocate. ``None`` sizes the cache from the memory options.
         kv_cache_memory_bytes: Bytes for the KV cache. ``None``: on a CPU a share of the free memory, on a
@@ -58,7 +60,7 @@ class EngineConfig(BaseModel):
     load_format: LoadFormat = "auto"
     device: Device = "auto"
     dtype: DType = "auto"
-    quantization: Literal["auto", "int8"] | None = "auto"
+    quantization: Literal["auto", "fp16", "int8"] | None = "auto"
     block_size: int = 16
     num_blocks: int | None = Field(default=None, ge=2)
     kv_cache_memory_bytes: int | None = Field(default=None, gt=0)

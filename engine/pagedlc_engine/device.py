@@ -12,7 +12,7 @@ from pagedlc_engine.attention.base import AttentionBackend
 from pagedlc_engine.attention.torch_backend import TorchAttention
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import ConfigError, OutOfMemoryError
-from pagedlc_engine.model import ModelSpec, int8_available
+from pagedlc_engine.model import ModelSpec, half_available, int8_available
 
 __all__ = ["Placement", "num_kv_blocks", "place"]
 
@@ -91,13 +91,16 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def _quantization(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-    possible = device.type == "cpu" and dtype == torch.float32 and int8_available()
-    if config.quantization == "int8" and not possible:
-        raise ConfigError(
-            "quantization='int8' needs a CPU with torch's FBGEMM kernels and dtype float32; use quantization=None here."
-        )
+    fits = device.type == "cpu" and dtype == torch.float32
+    possible = {"fp16": fits and half_available(), "int8": fits and int8_available()}
     if config.quantization == "auto":
-        return "int8" if possible else None
+        # Not int8: its rounding makes an answer depend on the batch and on what was cached.
+        return "fp16" if possible["fp16"] else None
+    if config.quantization is not None and not possible[config.quantization]:
+        raise ConfigError(
+            f"quantization={config.quantization!r} needs a CPU with torch's FBGEMM kernels and dtype float32; "
+            "use quantization=None here."
+        )
     return config.quantization
 
 

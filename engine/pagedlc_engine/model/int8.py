@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from pagedlc_engine.model.fbgemm import fbgemm_available, fbgemm_engine
 from pagedlc_engine.model.rotation import hadamard
 
 __all__ = [
@@ -32,18 +33,14 @@ __all__ = [
 
 #: Keeps a vector of zeros from being divided by zero.
 _SMALLEST = 1e-30
-_ENGINES = ("x86", "fbgemm")
 #: Inputs per block that a Hadamard matrix spreads.
 _SPREAD = 32
 
 
 def int8_available() -> bool:
     """Whether this torch has the FBGEMM kernels, for this CPU."""
-    return (
-        "fbgemm" in torch.backends.quantized.supported_engines
-        and hasattr(torch, "_make_per_channel_quantized_tensor")
-        and hasattr(torch.ops.quantized, "linear_prepack")
-        and hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")
+    return hasattr(torch, "_make_per_channel_quantized_tensor") and fbgemm_available(
+        "linear_prepack", "linear_with_input_q_dq_qweight_dq_output_fp32"
     )
 
 
@@ -69,14 +66,8 @@ def pack(weight: torch.Tensor, scales: torch.Tensor) -> Any:
         # torch announces that these tensors will go; int8_available() notices when they have.
         warnings.filterwarnings("ignore", message=".*deprecated.*", category=UserWarning)
         rounded = torch._make_per_channel_quantized_tensor(steps, scales.double(), zeros, 0)
-    engine = torch.backends.quantized.engine
-    if engine in _ENGINES:
+    with fbgemm_engine():
         return torch.ops.quantized.linear_prepack(rounded, None)
-    torch.backends.quantized.engine = "fbgemm"
-    try:
-        return torch.ops.quantized.linear_prepack(rounded, None)
-    finally:
-        torch.backends.quantized.engine = engine
 
 
 def _product(x: torch.Tensor, packed: Any, levels: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from pagedlc_engine.model.decoder import Decoder, DecoderLayer
+from pagedlc_engine.model.half import HalfMethod
 from pagedlc_engine.model.int8 import Int8Method
 from pagedlc_engine.model.linear import LinearMethod, PlainMethod
 from pagedlc_engine.model.loaders.base import WeightSource
@@ -43,7 +44,7 @@ def load_model(
         load_format: As in :class:`~pagedlc_engine.config.EngineConfig`.
         dtype: Type of weights and activations.
         device: Where the model runs.
-        quantization: ``"int8"`` (CPU, float32) or ``None``.
+        quantization: ``"fp16"`` or ``"int8"`` (CPU, float32), or ``None``.
         seed: For ``load_format="dummy"``.
         progress: Called with (parts done, parts in all).
         max_model_len: Longest sequence in tokens; the model's own limit when ``None``.
@@ -63,7 +64,8 @@ def load_model(
         rotated = RotatedWeights(source, spec)
         untied = replace(spec, tie_word_embeddings=False)
         return build_decoder(rotated, untied, Int8Method(), dtype, device, progress, max_model_len)
-    return build_decoder(source, spec, PlainMethod(), dtype, device, progress, max_model_len)
+    method = HalfMethod() if quantization == "fp16" else PlainMethod()
+    return build_decoder(source, spec, method, dtype, device, progress, max_model_len)
 
 
 @torch.inference_mode()
