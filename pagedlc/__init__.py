@@ -1,8 +1,11 @@
 """pagedlc: an LLM that lives inside your own process, for LangChain and LlamaIndex."""
 
-from pagedlc.llm import LLM
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pagedlc.outputs import CompletionChunk, CompletionOutput, RequestOutput, Timings
-from pagedlc.registry import shared_llm
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import (
     ConfigError,
@@ -19,6 +22,10 @@ from pagedlc_engine.errors import (
 from pagedlc_engine.grammar.spec import StructuredOutputsParams
 from pagedlc_engine.request import Logprob, SamplingParams
 from pagedlc_engine.stats import EngineStats
+
+if TYPE_CHECKING:
+    from pagedlc.llm import LLM
+    from pagedlc.registry import shared_llm
 
 __all__ = [
     "LLM",
@@ -43,3 +50,12 @@ __all__ = [
     "UnsupportedModelError",
     "shared_llm",
 ]
+
+_ON_DEMAND = {"LLM": "pagedlc.llm", "shared_llm": "pagedlc.registry"}
+
+
+def __getattr__(name: str) -> Any:
+    # These import torch, which takes seconds: a command's --help and a wrong option need not wait for it.
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_ON_DEMAND[name]), name)

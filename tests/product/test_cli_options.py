@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,15 @@ def test_no_command_shows_the_help(capsys: Any) -> None:
     text = capsys.readouterr().out
     assert "ask" in text
     assert "chat" in text
+
+
+def test_help_and_version_do_not_wait_for_torch() -> None:
+    code = (
+        "import sys\nfrom pagedlc.cli.app import run\n"
+        "assert run(['chat', '--help']) == 0\nassert run(['--version']) == 0\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *_, version, loaded = done.stdout.splitlines()
+    assert version.startswith("pagedlc ")
+    assert loaded == "[]"
