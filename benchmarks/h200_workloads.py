@@ -50,9 +50,10 @@ def main() -> None:
     parser.add_argument("--w1-reps", type=int, default=3)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--block-size", type=int, default=64)
+    parser.add_argument("--suffix", default="")
     parser.add_argument("--options", default="{}", help="JSON of further engine options")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
     begin = time.time()
     info = machine(arguments.device_info) if arguments.device_info else {}
     workloads = load(arguments.workloads)
@@ -88,8 +89,10 @@ def main() -> None:
         begin + arguments.seconds if arguments.seconds else None,
     )
     suite.warmup()
-    suite.run(arguments.only.split(","), arguments.w1_reps)
+    suite.run(arguments.only.split(","), arguments.w1_reps, arguments.suffix)
     llm.close()
+    free, total = torch.cuda.mem_get_info()
+    print(f"after close {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free")
     print("total", round(time.time() - begin, 1), "s", flush=True)
 
 

@@ -140,6 +140,11 @@ class Engine:
         cache = self.scheduler.cache
         return len(cache.match_prefix(block_hashes, len(block_hashes) * cache.block_size))
 
+    def close(self) -> None:
+        """Give the device's memory back; the engine is of no use afterwards."""
+        self._launched.clear()
+        self.runner.close()
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests go on."""
         self.scheduler.cache.pool.forget_all()

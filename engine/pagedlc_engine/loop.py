@@ -140,6 +140,8 @@ def _run(owned: list[Engine], inbox: SimpleQueue[Command | None], deliver: Deliv
         died = EngineDeadError(f"The engine failed and cannot go on: {type(error).__name__}: {error}")
         died.__cause__ = error
         deliver(Output([], stats, died=died))
+    finally:
+        engine.close()
 
 
 def _receive(inbox: SimpleQueue[Command | None], wait: bool) -> list[Command] | None:

@@ -76,6 +76,10 @@ class ModelRunner:
         sampled = self._sample(plan, hidden, failures)
         return PendingResult(sampled, self._prompt_logprobs(plan, hidden), failures)
 
+    def close(self) -> None:
+        """Let go of what lies on the device."""
+        del self.decoder, self.backend, self.sampler
+
     def _inputs(self, plan: StepPlan) -> tuple[torch.Tensor, np.ndarray]:
         tokens: list[int] = []
         unknown_at: list[int] = []

@@ -16,7 +16,7 @@ from pagedlc_engine.engine import Engine
 from pagedlc_engine.kv.block_pool import BlockPool
 from pagedlc_engine.kv.manager import KVCacheManager
 from pagedlc_engine.model import load_model, read_spec
-from pagedlc_engine.request import Request, SamplingParams
+from pagedlc_engine.request import Request, SamplingParams, TokenDelta
 from pagedlc_engine.runner import ModelRunner
 from pagedlc_engine.sampling import Sampler
 from pagedlc_engine.scheduler import Scheduler
@@ -30,7 +30,7 @@ def make_engine(
 ) -> Engine:
     """An engine over a tiny random model; ``plain`` is the reference: torch attention, no graphs, no run-ahead."""
     model = {key: options.pop(key) for key in list(options) if key in _MODEL_OPTIONS}
-    path = make_tiny_model(folder / "tiny", **model)
+    path = make_tiny_model(folder / "tiny", **{"num_hidden_layers": 1, **model})
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": NUM_BLOCKS, "seed": 1, **options}
     config = EngineConfig.create(model=path, load_format="dummy", **settings)
     spec = read_spec(path, "dummy")
@@ -40,8 +40,10 @@ def make_engine(
     decoder = load_model(path, spec, "dummy", dtype, device, None, 1)
     max_model_len = spec.max_position_embeddings
     if plain:
-        cache = KVCacheManager(BlockPool(NUM_BLOCKS), config.block_size, config.enable_prefix_caching)
-        backend = TorchAttention(spec, config.block_size, NUM_BLOCKS, dtype, device)
+        cache = KVCacheManager(
+            BlockPool(config.num_blocks or NUM_BLOCKS), config.block_size, config.enable_prefix_caching
+        )
+        backend = TorchAttention(spec, config.block_size, config.num_blocks or NUM_BLOCKS, dtype, device)
         runner = ModelRunner(decoder, backend, Sampler(spec.vocab_size, device), cache)
     else:
         runner, cache = build_cuda_runner(config, placement, decoder, max_model_len, budget)
@@ -50,6 +52,7 @@ def make_engine(
 
 
 _MODEL_OPTIONS = (
+    "num_hidden_layers",
     "hidden_size",
     "num_attention_heads",
     "num_key_value_heads",
@@ -59,13 +62,23 @@ _MODEL_OPTIONS = (
 )
 
 
-def answers(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> dict[str, list[int]]:
-    """All requests at once, to the end: tokens by request id and answer."""
+def answers(
+    engine: Engine,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    *,
+    keep: list[TokenDelta] | None = None,
+    fails: bool = False,
+) -> dict[str, list[int]]:
+    """All requests at once, to the end: tokens by request id and answer. ``keep`` collects the deltas."""
     for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-        engine.add(Request(request_id=f"r{number}", prompt_token_ids=tuple(prompt), params=param))
+        engine.add(Request(request_id=f"r{number}", prompt_token_ids=prompt, params=param))
     tokens: dict[str, list[int]] = {}
     while engine.has_work():
         for delta in engine.step():
-            assert delta.error is None, delta.error
-            tokens.setdefault(f"{delta.request_id}/{delta.index}", []).extend(delta.token_ids)
+            assert (delta.error is not None) == fails, delta.error
+            if delta.token_ids:
+                tokens.setdefault(f"{delta.request_id}/{delta.index}", []).extend(delta.token_ids)
+            if keep is not None:
+                keep.append(delta)
     return tokens

@@ -1,4 +1,4 @@
-"""The GPU path gives what the plain one gives: compiled on a GPU, interpreted elsewhere."""
+"""The GPU path gives what the plain one gives: compiled where there is a GPU, interpreted elsewhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from pagedlc_engine.request import SamplingParams
 from tests.cuda.cuda_engines import answers, make_engine
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16}
+
+
+def greedy(tokens: int, **options: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, **options)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -23,10 +26,79 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [rng.randint(0, 255) for _ in range(length)]
 
 
-@pytest.mark.parametrize("model", [{}, QWEN3])
-@pytest.mark.parametrize("run_ahead", [0, 2])
-def test_greedy_answers(tmp_path: Path, device: torch.device, model: dict[str, Any], run_ahead: int) -> None:
-    prompts = [prompt(length) for length in (1, 5, 17, 40, 90)]
-    params = [GREEDY] * len(prompts)
-    expected = answers(make_engine(tmp_path, device, plain=True, **model), prompts, params)
-    assert answers(make_engine(tmp_path, device, run_ahead=run_ahead, **model), prompts, params) == expected
+def check(
+    folder: Path, device: torch.device, prompts: list[list[int]], params: list[SamplingParams], **options: Any
+) -> None:
+    expected = answers(make_engine(folder, device, plain=True, **options), prompts, params)
+    assert answers(make_engine(folder, device, run_ahead=2, **options), prompts, params) == expected
+
+
+def test_prompts_in_chunks_beside_answers(tmp_path: Path, device: torch.device) -> None:
+    options = {"max_num_batched_tokens": 16, "num_hidden_layers": 2}
+    check(tmp_path, device, [prompt(n) for n in (1, 5, 20)], [greedy(3)] * 3, **options)
+
+
+@pytest.mark.slow
+def test_heads_with_a_norm(tmp_path: Path, device: torch.device) -> None:
+    check(tmp_path, device, [prompt(7)], [greedy(2)], **QWEN3)
+
+
+def test_seeds_parameters_and_forks_in_one_batch(tmp_path: Path, device: torch.device) -> None:
+    params = [
+        SamplingParams(temperature=0.8, seed=5, max_tokens=4, ignore_eos=True),
+        SamplingParams(temperature=1.0, top_k=5, repetition_penalty=1.3, seed=9, max_tokens=4, ignore_eos=True),
+        SamplingParams(temperature=1.2, n=2, seed=3, max_tokens=4, ignore_eos=True),
+    ]
+    check(tmp_path, device, [prompt(6), prompt(6), prompt(6, 1)], params)
+
+
+@pytest.mark.slow
+def test_log_probabilities(tmp_path: Path, device: torch.device) -> None:
+    wanted = greedy(3, logprobs=2, prompt_logprobs=1)
+    listings = []
+    for plain in (True, False):
+        engine = make_engine(tmp_path, device, plain=plain)
+        found = answers(engine, [prompt(9)], [wanted], keep=(kept := []))
+        assert found["r0/0"]
+        prompt_rows = next(delta.prompt_logprobs for delta in kept if delta.prompt_logprobs)
+        rows = [row for delta in kept for row in delta.logprobs or []]
+        listings.append([row for row in [*prompt_rows[1:], *rows] if row is not None])
+    assert [list(row) for row in listings[0]] == [list(row) for row in listings[1]]
+    for expected, row in zip(*listings, strict=True):
+        assert [item.logprob for item in row.values()] == pytest.approx(
+            [item.logprob for item in expected.values()], abs=1e-3
+        )
+
+
+def test_more_requests_than_planned_for(tmp_path: Path, device: torch.device) -> None:
+    prompts = [prompt(3, seed) for seed in range(4)]
+    expected = answers(make_engine(tmp_path, device, plain=True), prompts, [greedy(3)] * 4)
+    engine = make_engine(tmp_path, device, max_num_seqs=1)
+    engine.scheduler.max_num_seqs = 4
+    assert answers(engine, prompts, [greedy(3)] * 4) == expected
+
+
+@pytest.mark.slow
+def test_blocks_taken_away_and_given_back(tmp_path: Path, device: torch.device) -> None:
+    prompts = [prompt(15, seed) for seed in range(2)]
+    expected = answers(make_engine(tmp_path, device, plain=True), prompts, [greedy(6)] * 2)
+    engine = make_engine(tmp_path, device, num_blocks=4, max_num_batched_tokens=32)
+    assert answers(engine, prompts, [greedy(6)] * 2) == expected
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_an_error_of_a_step_leaves_the_next_ones_right(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answers(make_engine(tmp_path, device, plain=True), [prompt(3)], [greedy(2)])
+    engine = make_engine(tmp_path, device)
+    state = engine.runner._state  # type: ignore[attr-defined]
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "commit", broken)
+        failed = answers(engine, [prompt(2)], [greedy(2)], fails=True)
+    assert failed == {}
+    assert answers(engine, [prompt(3)], [greedy(2)]) == expected

@@ -16,8 +16,7 @@ class StepShape:
     Args:
         tokens: Rows of the layers' products.
         samples: Rows of logits.
-        narrow: Attention tiles of decoding requests (and of very short chunks).
-        narrow_tokens: Most query tokens of such a tile.
+        narrow: Attention tiles of requests with one token.
         narrow_splits: Programs along a tile's keys.
         wide: Attention tiles of prompt chunks.
         wide_rows: Rows (tokens × heads of a KV head) of such a tile.
@@ -32,7 +31,6 @@ class StepShape:
     tokens: int
     samples: int
     narrow: int = 0
-    narrow_tokens: int = 1
     narrow_splits: int = 1
     wide: int = 0
     wide_rows: int = 128
@@ -45,7 +43,7 @@ class StepShape:
     @property
     def partial_rows(self) -> int:
         """Rows of intermediate attention results."""
-        narrow = min(self.narrow * self.narrow_tokens, self.tokens) * (self.narrow_splits + self.shared_splits)
+        narrow = self.narrow * (self.narrow_splits + self.shared_splits)
         wide = self.tokens * self.wide_splits if self.wide and self.wide_splits > 1 else 0
         return max(narrow if self.narrow_splits + self.shared_splits > 1 else 0, wide)
 

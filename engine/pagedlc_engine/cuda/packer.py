@@ -16,15 +16,15 @@ from pagedlc_engine.cuda.tiles import (
     PrefixGroup,
     Requests,
     find_prefix_groups,
-    is_narrow,
     longest_first,
     narrow_records,
     prefix_chunk,
     shared_records,
-    wants_splits,
     wide_records,
+    wide_tiles,
+    wide_wants_splits,
 )
-from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, Ints
+from pagedlc_engine.kernels.attention_plan import RECORD, WIDE_ROWS, AttentionGeometry, Ints
 from pagedlc_engine.plan import StepPlan
 from pagedlc_engine.sequence import Sequence
 
@@ -122,7 +122,7 @@ class StepPacker:
         requests = decoding.requests
         batch = len(requests)
         shared = bool(decoding.groups)
-        split = not shared and wants_splits(requests.starts, self._geometry)
+        split = not shared and self._book.wants_split(requests.starts)
         shape = self._book.decode(batch, split=split, shared=shared)
         captured = shape is not None
         if shape is None:
@@ -205,8 +205,8 @@ class StepPacker:
             order = longest_first(requests, prefix)
             self._decoding = _Decoding(keys, tables, requests, cache_slots, groups, prefix, order, general)
             return self._pack_decoding(self._decoding, packet, admissions)
-        narrow = is_narrow(counts, self._geometry)
-        need = MixedNeed(end, len(sample_rows), int(narrow.sum()), counts[~narrow])
+        narrow = counts == 1
+        need = self._need(requests, narrow, len(sample_rows))
         shape = self._book.mixed(need)
         captured = shape is not None
         if shape is None:
@@ -218,6 +218,12 @@ class StepPacker:
         self._write_tokens(packet, np.array(codes, np.int32), positions, cache_slots, slots[owners])
         self._write_records(packet, requests, narrow, shape)
         return Packed(shape, captured, len(sample_rows), general, admissions)
+
+    def _need(self, requests: Requests, narrow: npt.NDArray[np.bool_], samples: int) -> MixedNeed:
+        chunks = _part(requests, ~narrow)
+        tiles = wide_tiles(chunks.counts, WIDE_ROWS, self._geometry)
+        split = bool(len(chunks)) and wide_wants_splits(chunks, tiles, self._geometry)
+        return MixedNeed(int(requests.counts.sum()), samples, int(narrow.sum()), chunks.counts, split)
 
     def _expand(self, requests: Requests, tables: list[array[int]]) -> tuple[Ints, Ints, Ints]:
         """Position, request and cache slot of every token."""
@@ -242,21 +248,21 @@ class StepPacker:
 
     def _write_records(self, packet: Ints, requests: Requests, narrow: npt.NDArray[np.bool_], shape: StepShape) -> None:
         layout = self._layout
-
-        def part(which: npt.NDArray[np.bool_]) -> Requests:
-            arrays = requests.slots, requests.firsts, requests.counts, requests.starts
-            return Requests(*(values[which] for values in arrays))
-
         if shape.narrow:
             few = packet[layout.narrow : layout.narrow + shape.narrow * RECORD].reshape(-1, RECORD)
             few[:] = 0
             if narrow.any():
-                narrow_records(few, part(narrow), None, 1, shape, self._geometry)
+                narrow_records(few, _part(requests, narrow), None, 1, shape, self._geometry)
         if shape.wide:
             many = packet[layout.wide_records : layout.wide_records + shape.wide * RECORD].reshape(-1, RECORD)
             many[:] = 0
             if not narrow.all():
-                wide_records(many, part(~narrow), shape, self._geometry)
+                wide_records(many, _part(requests, ~narrow), shape, self._geometry)
+
+
+def _part(requests: Requests, which: npt.NDArray[np.bool_]) -> Requests:
+    arrays = requests.slots, requests.firsts, requests.counts, requests.starts
+    return Requests(*(values[which] for values in arrays))
 
 
 def _prefix_lengths(groups: list[PrefixGroup], requests: Requests) -> Ints:

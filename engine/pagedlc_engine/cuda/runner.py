@@ -120,7 +120,7 @@ class CudaRunner(ModelRunner):
             stream = torch.cuda.current_stream(self.device)
             self._stream = ctypes.c_void_p(stream.cuda_stream)
             self._events = [StepEvent(self._runtime, stream) for _ in range(PACKETS)]
-            self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
         self._number = 0
         self._slot_table = SlotTable()
         self._in_sampler: set[int] = set()
@@ -153,7 +153,7 @@ class CudaRunner(ModelRunner):
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile and run the largest step once, so that what it needs has been allocated; nothing is stored."""
-        shape = self._book.mixed_shape(self._limits[0])
+        shape = self._book.mixed_shape(self._limits[0], decodes_too=True, split=False)
         self._run_empty(_Step(self._state.step_tensors(shape)))
         torch.cuda.synchronize(self.device)
 
@@ -257,7 +257,8 @@ class CudaRunner(ModelRunner):
         layout = self._state.layout
         if rows <= layout.samples and needed <= self._state.slots:
             return
-        torch.cuda.synchronize(self.device)
+        for event in self._events:
+            event.wait()
         older = self._state
         self._steps.clear()
         self._set_up(max(rows, layout.samples), 2 * max(needed, older.slots))
@@ -304,8 +305,10 @@ class CudaRunner(ModelRunner):
                 self.sampler.remove(slot.index)
 
     def close(self) -> None:
-        """Give the device's memory back."""
-        torch.cuda.synchronize(self.device)
+        """Wait for the last step and give all memory back to the driver."""
+        for event in self._events:
+            event.wait()
         self._steps.clear()
-        del self._state, self._kv, self._model, self.decoder
-        torch.cuda.empty_cache()
+        del self._state, self._packer, self._kv, self._model, self.decoder, self.sampler
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

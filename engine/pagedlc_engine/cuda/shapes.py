@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from pagedlc_engine.cuda.layout import StepShape
-from pagedlc_engine.cuda.tiles import narrow_tokens, wide_tiles
+from pagedlc_engine.cuda.tiles import wants_splits, wide_tiles
 from pagedlc_engine.kernels.attention_plan import MIN_WIDE_ROWS, SHARED_ROWS, WIDE_ROWS, AttentionGeometry, Ints
 
 __all__ = ["MixedNeed", "ShapeBook"]
@@ -15,12 +15,20 @@ _DECODE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 1
 _MIXED_SIZES = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096)
 #: Prompts in a captured step whose last tile is not full.
 _SPARE_TILES = 64
+_SPARE_SPLIT_TILES = 8
+#: Below this batch size keys are always shared out among programs: a few, or many when contexts are long.
 _FEW = 24
+_KEYS_A_SPLIT = 192
 
 
 def _power_of_two(value: int) -> int:
     """The largest power of two that is not above ``value``; 1 below that."""
     return 1 << (max(1, value).bit_length() - 1)
+
+
+def _power_above(value: int) -> int:
+    """The smallest power of two that is not below ``value``."""
+    return 1 << (value - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +38,16 @@ class MixedNeed:
     Args:
         tokens: In all.
         samples: Rows of logits.
-        narrow: Requests with few tokens.
+        narrow: Requests with one token.
         chunks: Tokens of each other request.
+        split: The chunks are few and come late in their prompts.
     """
 
     tokens: int
     samples: int
     narrow: int
     chunks: Ints
+    split: bool
 
 
 class ShapeBook:
@@ -73,27 +83,36 @@ class ShapeBook:
     @property
     def most_wide(self) -> int:
         """Tiles of prompt chunks that any step may hold."""
-        per_tile = MIN_WIDE_ROWS // self._geometry.group
-        return -(-self._max_tokens // max(1, per_tile)) + self._max_tokens // (narrow_tokens(self._geometry) + 1) + 1
+        per_tile = max(1, MIN_WIDE_ROWS // self._geometry.group)
+        return -(-self._max_tokens // per_tile) + max(self._max_num_seqs, _SPARE_TILES)
 
     def decode(self, batch: int, *, split: bool, shared: bool) -> StepShape | None:
         """The shape for ``batch`` decoding requests, ``None`` when there are more than any."""
-        at = bisect_left(self.decode_sizes, batch)
-        if at == len(self.decode_sizes):
+        if batch > self.decode_sizes[-1]:
             return None
-        size = self.decode_sizes[at] if self._capture else batch
+        size = self._padded(batch)
         shape = StepShape(tokens=size, samples=size, narrow=size, narrow_splits=self._splits(size, split), decodes=True)
         return self._sharing(shape) if shared else shape
 
+    def wants_split(self, starts: Ints) -> bool:
+        """Whether decoding requests at these positions should have their keys shared out among more programs."""
+        if len(starts) >= _FEW:
+            return wants_splits(starts, self._geometry)
+        return int(starts.max()) >= _KEYS_A_SPLIT * self._splits(self._padded(len(starts)), False)
+
+    def _padded(self, batch: int) -> int:
+        at = bisect_left(self.decode_sizes, batch)
+        return self.decode_sizes[at] if self._capture and at < len(self.decode_sizes) else batch
+
     def _splits(self, size: int, split: bool) -> int:
-        if size >= _FEW and not split:
-            return 1
         programs = size * self._geometry.num_kv_heads
-        return max(4, min(32, _power_of_two(1024 // programs)))
+        if split:
+            return max(4, min(32, _power_of_two(1024 // programs)))
+        return 1 if size >= _FEW else max(2, min(8, _power_above(2 * self._geometry.num_processors // programs)))
 
     def _sharing(self, shape: StepShape) -> StepShape:
         group = self._geometry.group
-        rows = max(16, min(SHARED_ROWS, 1 << (shape.tokens * group - 1).bit_length()), narrow_tokens(self._geometry))
+        rows = max(16, min(SHARED_ROWS, 1 << (shape.tokens * group - 1).bit_length()), _power_above(group))
         tiles = -(-shape.tokens * group // rows)
         wanted = self._geometry.num_processors // (tiles * self._geometry.num_kv_heads)
         splits = max(2, min(16, _power_of_two(wanted)))
@@ -108,43 +127,51 @@ class ShapeBook:
         at = bisect_left(self.mixed_sizes, need.tokens)
         if at == len(self.mixed_sizes) or not self._capture:
             return None
-        shape = self.mixed_shape(self.mixed_sizes[at])
-        wide = wide_tiles(need.chunks, shape.wide_rows, self._geometry)
-        fits = need.samples <= shape.samples and need.narrow <= shape.narrow and wide <= shape.wide
-        return shape if fits else None
+        variants = [(need.narrow > 0, split) for split in ((True, False) if need.split else (False,))]
+        for variant in variants:
+            shape = self.mixed_shape(self.mixed_sizes[at], *variant)
+            wide = wide_tiles(need.chunks, shape.wide_rows, self._geometry)
+            if need.samples <= shape.samples and need.narrow <= shape.narrow and wide <= shape.wide:
+                return shape
+        return None
 
-    def mixed_shape(self, tokens: int) -> StepShape:
-        """The captured shape of ``tokens`` tokens."""
+    def mixed_shape(self, tokens: int, decodes_too: bool, split: bool) -> StepShape:
+        """The captured shape of ``tokens`` tokens.
+
+        Args:
+            tokens: One of ``mixed_sizes``.
+            decodes_too: There are requests with one token.
+            split: Share out the keys of prompt chunks.
+        """
         group = self._geometry.group
-        rows = max(WIDE_ROWS if tokens * group > MIN_WIDE_ROWS else MIN_WIDE_ROWS, group)
+        rows = max(WIDE_ROWS if tokens * group > MIN_WIDE_ROWS else MIN_WIDE_ROWS, _power_above(group))
         requests = min(tokens, self._max_num_seqs)
         full = -(-tokens * group // rows)
-        wide = full + min(_SPARE_TILES, requests, tokens // narrow_tokens(self._geometry))
+        splits = self._wide_splits(full) if split else 1
         return StepShape(
             tokens=tokens,
             samples=requests,
-            narrow=requests,
-            narrow_tokens=narrow_tokens(self._geometry),
-            narrow_splits=2,
-            wide=wide,
+            narrow=requests if decodes_too else 0,
+            narrow_splits=4 if decodes_too else 1,
+            wide=full + min(_SPARE_TILES if splits == 1 else _SPARE_SPLIT_TILES, requests),
             wide_rows=rows,
-            wide_splits=self._wide_splits(full),
+            wide_splits=splits,
         )
 
     def exact(self, need: MixedNeed) -> StepShape:
         """A shape for a step that is not captured."""
         longest = int(need.chunks.max()) if len(need.chunks) else 0
-        rows = max(WIDE_ROWS if longest * self._geometry.group > MIN_WIDE_ROWS else MIN_WIDE_ROWS, self._geometry.group)
+        group = self._geometry.group
+        rows = max(WIDE_ROWS if longest * group > MIN_WIDE_ROWS else MIN_WIDE_ROWS, _power_above(group))
         wide = wide_tiles(need.chunks, rows, self._geometry)
         return StepShape(
             tokens=-(-need.tokens // 16) * 16,
             samples=need.samples,
             narrow=need.narrow,
-            narrow_tokens=narrow_tokens(self._geometry),
             narrow_splits=4 if need.narrow else 1,
             wide=wide,
             wide_rows=rows,
-            wide_splits=self._wide_splits(wide) if wide else 1,
+            wide_splits=self._wide_splits(wide) if need.split else 1,
         )
 
     def _wide_splits(self, tiles: int) -> int:
@@ -153,11 +180,16 @@ class ShapeBook:
 
     def captured(self) -> list[StepShape]:
         """All shapes to capture at start, largest first: their memory then serves the smaller ones, too."""
-        shapes = [self.mixed_shape(size) for size in reversed(self.mixed_sizes)]
+        shapes: list[StepShape] = []
+        for size in reversed(self.mixed_sizes):
+            for variant in ((True, False), (False, False), (True, True), (False, True)):
+                shape = self.mixed_shape(size, *variant)
+                if shape not in shapes:
+                    shapes.append(shape)
         for size in reversed(self.decode_sizes):
             variants = [(False, False), (True, False), (False, True)]
             for split, shared in variants:
-                shape = self.decode(size, split=split, shared=shared)
-                if shape is not None and shape not in shapes and not (shared and size < 4):
-                    shapes.append(shape)
+                decoding = self.decode(size, split=split, shared=shared)
+                if decoding is not None and decoding not in shapes and not (shared and size < 4):
+                    shapes.append(decoding)
         return shapes

@@ -98,7 +98,7 @@ class DeviceState:
         if shape.narrow:
             records = self._records(layout.narrow, shape.narrow)
             rows = narrow_rows(geometry)
-            tables.append(TileTable(records, rows, shape.narrow_splits, shape.narrow_tokens, shape.shared > 0))
+            tables.append(TileTable(records, rows, shape.narrow_splits, 1, shape.shared > 0))
         shared = None
         if shape.shared:
             records = self._records(layout.shared, shape.shared)

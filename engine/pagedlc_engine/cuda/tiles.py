@@ -30,16 +30,15 @@ __all__ = [
     "PrefixGroup",
     "Requests",
     "find_prefix_groups",
-    "is_narrow",
     "longest_first",
     "narrow_records",
     "narrow_rows",
-    "narrow_tokens",
     "prefix_chunk",
     "shared_records",
     "wants_splits",
     "wide_records",
     "wide_tiles",
+    "wide_wants_splits",
 ]
 
 
@@ -206,6 +205,12 @@ def wide_records(out: Ints, requests: Requests, shape: StepShape, geometry: Atte
         out[: len(owner), column] = values
 
 
+def wide_wants_splits(requests: Requests, tiles: int, geometry: AttentionGeometry) -> bool:
+    """Whether few prompt chunks come after so much context that their keys should be shared out."""
+    programs = tiles * geometry.num_kv_heads
+    return programs <= geometry.num_processors and int((requests.starts + requests.counts).max()) > 2 * WIDE_SPLIT
+
+
 def wide_tiles(counts: Ints, rows: int, geometry: AttentionGeometry) -> int:
     """Tiles that chunks of these lengths take."""
     return int((-(-counts // (rows // geometry.group))).sum())
@@ -246,16 +251,6 @@ def shared_records(
             out[at] = (requests.slots[rows[0]], done + first, count, group.tokens - 1, 0, chunk, 0, 0)
             at += 1
         done += len(rows)
-
-
-def is_narrow(counts: Ints, geometry: AttentionGeometry) -> npt.NDArray[np.bool_]:
-    """Which requests' tokens fit a narrow tile."""
-    return counts <= narrow_tokens(geometry)
-
-
-def narrow_tokens(geometry: AttentionGeometry) -> int:
-    """Most query tokens of a narrow tile."""
-    return narrow_rows(geometry) // geometry.group
 
 
 def narrow_rows(geometry: AttentionGeometry) -> int:

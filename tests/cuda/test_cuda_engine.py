@@ -1,0 +1,80 @@
+"""What only a GPU shows: graphs, memory, two engines on one card. ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from pagedlc import LLM, SamplingParams
+from pagedlc_engine.errors import OutOfMemoryError
+from tests.engine.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.gpu
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "tiny", **SHAPE)
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def make(folder: Path, **options: Any) -> LLM:
+    settings = {"load_format": "dummy", "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 64, "seed": 1}
+    return LLM(str(folder), **{**settings, **options}).load()
+
+
+def prompts(count: int) -> list[dict[str, list[int]]]:
+    return [{"prompt_token_ids": [(7 * row + 3 * at) % 250 for at in range(10 + 40 * row)]} for row in range(count)]
+
+
+def tokens(llm: LLM, count: int = 4) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts(count), PARAMS)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"enforce_eager": True}, {"enable_prefix_caching": False}, {"max_num_batched_tokens": 16}, {"block_size": 64}],
+)
+def test_every_way_gives_the_same_answers(folder: Path, options: dict[str, Any]) -> None:
+    with make(folder, attention_backend="torch") as plain:
+        expected = tokens(plain)
+    with make(folder, **options) as llm:
+        assert tokens(llm) == expected
+        assert tokens(llm) == expected
+        assert tokens(llm, 1) == expected[:1]
+
+
+def test_two_engines_share_a_card_and_give_everything_back(folder: Path) -> None:
+    make(folder).close()  # what libraries keep for the process is taken now
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, total = torch.cuda.mem_get_info()
+    first = make(folder, gpu_memory_utilization=0.3, max_num_seqs=4096, cudagraph_capture_sizes=(1, 4))
+    second = make(folder, gpu_memory_utilization=0.3, max_num_seqs=4096, cudagraph_capture_sizes=(1, 4))
+    assert before - torch.cuda.mem_get_info()[0] <= 0.6 * total
+    assert tokens(first) == tokens(second)
+    first.close()
+    second.close()
+    gc.collect()
+    assert before - torch.cuda.mem_get_info()[0] < 64 << 20
+
+
+def test_a_cache_that_does_not_fit_names_the_settings(folder: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="kv_cache_memory_bytes"):
+        make(folder, kv_cache_memory_bytes=1 << 50)
