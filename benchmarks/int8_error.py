@@ -109,6 +109,7 @@ def quality(llm: LLM, sequences: list[torch.Tensor]) -> None:
 
     variants: dict[str, Callable[[], Decoder]] = {
         "float32": lambda: loaded(None),
+        "fp16 weights": lambda: loaded("fp16"),
         "int8": lambda: loaded("int8"),
         "int8, 7-bit activations (no VNNI)": seven,
         "int8, hidden space not rotated": lambda: unrotated(int8.Int8Method()),
