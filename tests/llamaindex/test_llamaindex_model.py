@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from llama_index.core import Document, Settings, VectorStoreIndex
+from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ToolCallResult
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel
 
 from llama_index.llms.pagedlc import Vllm
 from pagedlc_engine.errors import PromptTooLongError
@@ -243,3 +247,70 @@ def test_the_next_turn_of_a_conversation_hits_the_prefix_cache(llm: Vllm) -> Non
     after = llm.llm.stats()
     assert after.cached_tokens - before.cached_tokens > 0.6 * (after.prompt_tokens - before.prompt_tokens)
     assert [message.role.value for message in engine.chat_history] == ["user", "assistant"] * 2
+
+
+# -- tools and objects --
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+ADD = FunctionTool.from_defaults(add)
+SUM = "What is 3 plus 4?"
+
+
+async def test_a_demanded_call_is_the_same_whole_and_streamed(llm: Vllm) -> None:
+    options: dict[str, Any] = {"tools": [ADD], "user_msg": SUM, "tool_choice": "add", "max_tokens": 64}
+    *_, streamed = llm.stream_chat_with_tools(**options)
+    for response in (streamed, await llm.achat_with_tools(**options)):
+        (call,) = llm.get_tool_calls_from_response(response)
+        assert (call.tool_name, call.tool_kwargs) == ("add", {"a": 3, "b": 4})
+
+
+class Ticket(BaseModel):
+    """File a ticket."""
+
+    kind: Literal["bug", "wish"]
+    urgent: bool
+    days: Literal[1, 2, 3]
+
+
+def test_a_hot_model_cannot_make_a_broken_call(llm: Vllm) -> None:
+    tool = FunctionTool.from_defaults(Ticket, name="file_ticket", fn_schema=Ticket)
+    for seed in range(2):
+        response = llm.chat_with_tools([tool], SUM, tool_required=True, temperature=2.0, seed=seed, max_tokens=64)
+        (call,) = llm.get_tool_calls_from_response(response)
+        assert Ticket(**call.tool_kwargs).model_dump() == call.tool_kwargs
+
+
+async def test_an_agent_calls_and_answers(llm: Vllm) -> None:
+    agent = FunctionAgent(
+        tools=[ADD],
+        llm=llm.model_copy(update={"max_new_tokens": 48}),
+        initial_tool_choice="add",
+        allow_parallel_tool_calls=False,
+    )
+    handler = agent.run(SUM, max_iterations=3)
+    events = [event async for event in handler.stream_events()]
+    (result,) = [event for event in events if isinstance(event, ToolCallResult)]
+    assert result.tool_output.raw_output == 7
+    assert str(await handler).strip() == "".join(e.delta for e in events if isinstance(e, AgentStream)).strip() != ""
+
+
+class Person(BaseModel):
+    """The person a text is about."""
+
+    name: str
+    age: int
+
+
+def test_an_object_is_read_from_a_text(llm: Vllm) -> None:
+    prompt = PromptTemplate("Extract the person from this text: {text}")
+    options = {"max_tokens": 40}
+    text = "Anna Keller is 34 years old and lives in Basel."
+    *partial, streamed = llm.stream_structured_predict(Person, prompt, llm_kwargs=options, text=text)
+    assert llm.structured_predict(Person, prompt, llm_kwargs=options, text=text) == streamed
+    assert streamed == Person(name="Anna Keller", age=34)
+    assert partial

@@ -119,6 +119,13 @@ def test_with_tools_text_streams_and_arguments_grow(scripted: Any) -> None:
     assert len(identities) == 1
 
 
+def test_a_number_comes_when_it_is_complete(scripted: Any) -> None:
+    llm, _ = scripted(call("add", a=123456789, b=-987654321))
+    seen = [arguments for r in llm.stream_chat_with_tools(TOOLS, ASK) for _, arguments in calls_of(llm, r)]
+    assert {arguments.get("a", 123456789) for arguments in seen} == {123456789}
+    assert seen[-1] == {"a": 123456789, "b": -987654321}
+
+
 # -- when it ends too early --
 
 

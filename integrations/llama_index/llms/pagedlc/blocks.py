@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from llama_index.core.base.llms.types import ContentBlock, TextBlock, ThinkingBlock, ToolCallBlock
@@ -11,6 +12,10 @@ from pydantic_core import from_json
 from pagedlc.tools import ChatMessage, ToolCall
 
 __all__ = ["answer_blocks", "parse_partial", "tool_call_dicts"]
+
+
+#: A number at the end of unfinished JSON may go on.
+_OPEN_NUMBER = re.compile(r"(?<=[\s:,\[])-?\d[\d.eE+-]*\Z")
 
 
 def answer_blocks(message: ChatMessage) -> list[ContentBlock]:
@@ -38,7 +43,7 @@ def tool_call_dicts(message: ChatMessage) -> list[dict[str, Any]]:
 def parse_partial(text: str) -> dict[str, Any]:
     """What is known of a JSON object of which ``text`` is the beginning; texts in it may be incomplete."""
     try:
-        value = from_json(text, allow_partial="trailing-strings")
+        value = from_json(_OPEN_NUMBER.sub("", text), allow_partial="trailing-strings")
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Any, TypeVar
@@ -46,8 +45,6 @@ dispatcher = get_dispatcher(__name__)
 
 #: LlamaIndex' programs may bring these; here no tools are involved.
 _TOOL_KEYWORDS = frozenset({"tools", "tool_required", "tool_choice", "allow_parallel_tool_calls"})
-#: A number at the end of unfinished JSON may go on.
-_OPEN_NUMBER = re.compile(r"(?<=[\s:,\[])-?\d[\d.eE+-]*\Z")
 
 
 class StructuredOutputLLM(ToolCallingLLM):
@@ -223,7 +220,7 @@ class _PartialReader:
         """The object so far if there is more of it; at the end of the stream, the object."""
         finish_reason = response.additional_kwargs["finish_reason"]
         if finish_reason != "stop":
-            known = parse_partial(_OPEN_NUMBER.sub("", response.message.content or ""))
+            known = parse_partial(response.message.content or "")
             if known != self._known:
                 self._known = known
                 yield self._partial()
