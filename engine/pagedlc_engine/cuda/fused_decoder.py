@@ -45,6 +45,8 @@ class StepTensors:
         cache_slots: int32 [tokens]; negative for padding.
         sample_rows: int32 [samples], rows of the hidden vectors to sample from.
         plan: Attention tiles; the host arrays in it are not used.
+        hidden: [tokens, hidden_size], for vectors after the last norm; steps of few rows leave it as it is.
+        logits: [samples, vocab_size] in the model's type, for the result.
     """
 
     shape: StepShape
@@ -53,6 +55,8 @@ class StepTensors:
     cache_slots: Tensor
     sample_rows: Tensor
     plan: AttentionPlan
+    hidden: Tensor
+    logits: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +111,32 @@ class FusedDecoder:
         """Logits float32 [S, vocab_size] for hidden vectors [S, hidden_size] after the last norm."""
         return torch.mm(hidden, self._head.t()).float()
 
-    def forward(self, step: StepTensors, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the model over a step.
+    def forward(self, step: StepTensors, cache: Tensor) -> Tensor:
+        """Run the model over a step; fills ``step.hidden`` and ``step.logits``.
 
         Args:
             step: The step.
             cache: [layers, 2, blocks, block_size, kv_heads, head_dim].
 
         Returns:
-            Hidden vectors after the last norm [tokens, hidden_size] (of the steps that only decode, vectors that
-            are finite when the logits are), those to sample from [samples, hidden_size], and their logits
-            [samples, vocab_size] in the model's type.
+            Vectors [samples, hidden_size] that are finite numbers where the logits are.
         """
         if step.shape.decodes and step.shape.tokens <= MAX_ROWS and not step.shape.shared:
             return self._few_rows(step, cache)
         return self._many_rows(step, cache)
 
-    def _few_rows(self, step: StepTensors, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _few_rows(self, step: StepTensors, cache: Tensor) -> Tensor:
         eps = self.spec.rms_norm_eps
         stream = embed(step.ids, self._embedding)
         alone = len(stream) == 1
 
-        def normed(gain: Tensor, weight: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+        def normed(
+            gain: Tensor, weight: Tensor, bias: Tensor | None, gated: bool = False, out: Tensor | None = None
+        ) -> Tensor:
             x = stream if alone else add_rms_norm(stream, None, gain, eps, overlap=True)
             return few_rows_linear(
                 x, weight, gain=gain if alone else None, eps=eps, gated=gated, bias=bias,
-                split_sums=self._split_sums, overlap=True,
+                out=out, split_sums=self._split_sums, overlap=True,
             )  # fmt: skip
 
         def add(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -145,7 +149,8 @@ class FusedDecoder:
             attended = self._attend_few(layer, projected, step, *cache[index])
             add(attended, layer.output, layer.output_bias)
             add(normed(layer.feed_norm, layer.gate_up, layer.gate_up_bias, gated=True), layer.down, layer.down_bias)
-        return stream, stream, normed(self._norm, self._head, None)
+        normed(self._norm, self._head, None, out=step.logits)
+        return stream
 
     def _attend_few(self, layer: _Layer, projected: Tensor, step: StepTensors, keys: Tensor, values: Tensor) -> Tensor:
         if len(projected) not in _FUSED_DECODE:
@@ -156,10 +161,10 @@ class FusedDecoder:
         )  # fmt: skip
         return out.view(len(out), -1)
 
-    def _many_rows(self, step: StepTensors, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _many_rows(self, step: StepTensors, cache: Tensor) -> Tensor:
         eps = self.spec.rms_norm_eps
         stream = embed(step.ids, self._embedding)
-        hidden = add_rms_norm(stream, None, self._layers[0].attention_norm, eps)
+        hidden = add_rms_norm(stream, None, self._layers[0].attention_norm, eps, out=step.hidden)
         gains = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
         for index, (layer, gain) in enumerate(zip(self._layers, gains, strict=True)):
             projected = _product(hidden, layer.qkv, layer.qkv_bias)
@@ -170,7 +175,8 @@ class FusedDecoder:
             product = _product(gated, layer.down, layer.down_bias)
             hidden = add_rms_norm(product, stream, gain, eps, out=hidden, overlap=True)
         rows = hidden if step.shape.decodes else embed(step.sample_rows, hidden)
-        return hidden, rows, torch.mm(rows, self._head.t())
+        torch.mm(rows, self._head.t(), out=step.logits)
+        return rows
 
     def _attend(self, layer: _Layer, projected: Tensor, step: StepTensors, keys: Tensor, values: Tensor) -> Tensor:
         query = norm_rope_cache(

@@ -9,7 +9,7 @@ import torch
 __all__ = ["MemoryBudget"]
 
 #: Left free beyond what was measured: libraries' workspaces, launches of sizes not seen before.
-_RESERVE = 512 << 20
+_RESERVE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,10 @@ __all__ = ["CudaRunner", "PendingStep"]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A shape's tensors; after a capture also its results and its graph."""
+    """A captured shape."""
 
     tensors: StepTensors
-    hidden: Tensor | None = None
-    logits: Tensor | None = None
-    graph: Graph | None = None
+    graph: Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,8 @@ class CudaRunner(ModelRunner):
         self._book = ShapeBook(self._geometry, max_num_seqs, tokens, self._capture_sizes, self._use_graphs)
         layout = PacketLayout(tokens=max(tokens, max_num_seqs), samples=max_num_seqs, wide=self._book.most_wide)
         width = -(-max_model_len // self._geometry.block_size) + 1
-        self._state = DeviceState(layout, slots, width, self._geometry, self.device)
+        model = self._model
+        self._state = DeviceState(layout, slots, width, self._geometry, model.spec, model.dtype, self.device)
         self._state.set_ticket(self._number)
         self._packer = StepPacker(self.cache, self._slot_table, self._book, self._geometry, layout)
 
@@ -154,7 +153,7 @@ class CudaRunner(ModelRunner):
     def warm_up(self) -> None:
         """Compile and run the largest step once, so that what it needs has been allocated; nothing is stored."""
         shape = self._book.mixed_shape(self._limits[0], decodes_too=True, split=False)
-        self._run_empty(_Step(self._state.step_tensors(shape)))
+        self._run_empty(self._state.step_tensors(shape))
         torch.cuda.synchronize(self.device)
 
     @torch.inference_mode()
@@ -171,21 +170,21 @@ class CudaRunner(ModelRunner):
         """The step of this shape, captured now if it was not before."""
         step = self._steps.get(shape)
         if step is None:
-            step = self._steps[shape] = self._capture(_Step(self._state.step_tensors(shape)))
+            step = self._steps[shape] = self._capture(self._state.step_tensors(shape))
         return step
 
-    def _capture(self, step: _Step) -> _Step:
+    def _capture(self, step: StepTensors) -> _Step:
         self._run_empty(step)
         torch.cuda.synchronize(self.device)
         captured = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(captured, pool=self._pool):
-            hidden, logits = self._launch(step.tensors)
-        return _Step(step.tensors, hidden, logits, Graph(self._runtime, captured))
+            self._launch(step)
+        return _Step(step, Graph(self._runtime, captured))
 
-    def _run_empty(self, step: _Step) -> None:
+    def _run_empty(self, step: StepTensors) -> None:
         """Run a step without tokens."""
         self._next_packet()[:2] = 0
-        self._launch(step.tensors)
+        self._launch(step)
         self._end_packet()
 
     # -- steps -----------------------------------------------------------------------------------------
@@ -215,34 +214,33 @@ class CudaRunner(ModelRunner):
             packed = self._packer.pack(plan, packet)
             if packed.admissions:
                 self._state.admit(*packed.admissions.arrays())
-            hidden, logits = self._run(packed)
-            general = self._sample_general(packed, logits) if packed.general else None
-            logprobs = {} if packed.shape.decodes else self._prompt_logprobs(plan, hidden)
+            step = self._run(packed)
+            general = self._sample_general(packed, step.logits) if packed.general else None
+            logprobs = {} if packed.shape.decodes else self._prompt_logprobs(plan, step.hidden)
             at = self._end_packet()
         except BaseException:
             self._recover()
             raise
         return PendingStep(self._events[at], self._state.results[at], packed.samples, general, logprobs)
 
-    def _run(self, packed: Packed) -> tuple[Tensor, Tensor]:
-        shape = packed.shape
+    def _run(self, packed: Packed) -> StepTensors:
         if packed.captured and self._use_graphs:
-            step = self._step(shape)
-            if step.graph is not None and step.hidden is not None and step.logits is not None:
-                step.graph.launch(self._stream)
-                return step.hidden, step.logits
-        return self._launch(self._state.step_tensors(shape))
+            step = self._step(packed.shape)
+            step.graph.launch(self._stream)
+            return step.tensors
+        tensors = self._state.step_tensors(packed.shape)
+        self._launch(tensors)
+        return tensors
 
-    def _launch(self, step: StepTensors) -> tuple[Tensor, Tensor]:
+    def _launch(self, step: StepTensors) -> None:
         """Launch every kernel of a step."""
         shape = step.shape
         self._state.unpack(shape)
-        hidden, rows, logits = self._model.forward(step, self._kv)
+        rows = self._model.forward(step, self._kv)
         if shape.samples:
             settings = [tensor[: shape.samples] for tensor in self._state.sampling]
-            sample_tokens(logits, *settings, out=self._state.sampled[: shape.samples])
+            sample_tokens(step.logits, *settings, out=self._state.sampled[: shape.samples])
         self._state.commit(shape, rows)
-        return hidden, logits
 
     def _recover(self) -> None:
         """After a step that was not launched to its end: device and host agree on the next packet again."""

@@ -13,6 +13,7 @@ from pagedlc_engine.cuda.layout import PacketLayout, StepShape
 from pagedlc_engine.cuda.step_kernels import admit_kernel, commit_kernel, unpack_kernel
 from pagedlc_engine.cuda.tiles import narrow_rows
 from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, AttentionPlan, Ints, TileTable
+from pagedlc_engine.model.spec import ModelSpec
 
 __all__ = ["PACKETS", "DeviceState"]
 
@@ -30,11 +31,20 @@ class DeviceState:
         slots: Sequences there is room for.
         table_width: Blocks of the longest sequence.
         geometry: Of the model and its cache.
+        spec: The model.
+        dtype: Type of activations.
         device: A CUDA device, or a CPU with Triton's interpreter.
     """
 
     def __init__(
-        self, layout: PacketLayout, slots: int, table_width: int, geometry: AttentionGeometry, device: torch.device
+        self,
+        layout: PacketLayout,
+        slots: int,
+        table_width: int,
+        geometry: AttentionGeometry,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.layout = layout
         self.slots = slots
@@ -57,6 +67,9 @@ class DeviceState:
         self._row_seeds = torch.zeros(layout.samples, dtype=torch.int64, device=device)
         self._row_counts = torch.zeros(layout.samples, dtype=torch.int64, device=device)
         self.sampled = torch.zeros(layout.samples, dtype=torch.int64, device=device)
+        # One for all steps: results in every graph's own memory would add up to gigabytes.
+        self._hidden = torch.zeros((layout.plane, spec.hidden_size), dtype=dtype, device=device)
+        self._logits = torch.zeros((layout.samples, spec.vocab_size), dtype=dtype, device=device)
 
     @property
     def sampling(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -83,6 +96,8 @@ class DeviceState:
             cache_slots=self._tokens[2, : shape.tokens],
             sample_rows=self._control[layout.sample_rows : layout.sample_rows + shape.samples],
             plan=self._plan(shape),
+            hidden=self._hidden[: shape.tokens],
+            logits=self._logits[: shape.samples],
         )
 
     def _records(self, start: int, tiles: int) -> torch.Tensor:
