@@ -104,6 +104,11 @@ async def test_a_new_turn_barges_into_its_conversation_only(scripted: Any) -> No
     await other.aclose()
 
 
+def test_a_model_that_barges_in_needs_no_conversation(scripted: Any) -> None:
+    llm, _ = scripted("Yes.", barge_in=True)
+    assert llm.chat(QUESTION).message.content == "Yes."
+
+
 def test_without_barge_in_turns_of_a_conversation_run_side_by_side(scripted: Any) -> None:
     llm, _ = scripted(["One two three four five six seven eight nine ten.", "Yes."])
     first = llm.stream_chat(QUESTION, conversation_id="c1")

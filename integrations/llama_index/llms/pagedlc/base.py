@@ -46,6 +46,7 @@ _SAMPLING_FIELDS = (
 )
 
 _TURN_FIELDS = ("chat_template_kwargs", "reasoning", "tool_call_format")
+_INTERRUPTION_FIELDS = ("conversation_id", "barge_in")
 
 
 class Vllm(EngineBackedLLM):
@@ -285,10 +286,8 @@ class Vllm(EngineBackedLLM):
         split = split_call(kwargs, turn_options)
         sampling = {**self._values(_SAMPLING_FIELDS), **self.sampling_kwargs, **split.sampling}
         turn = {**self._values(_TURN_FIELDS), **split.turn} if turn_options else {}
-        cut = {"conversation_id": self.conversation_id, **split.interruption}
-        if cut["conversation_id"] is not None:
-            cut.setdefault("barge_in", self.barge_in)
-        return Call(prompt, sampling_params(sampling), split.request, turn, interruption(cut))
+        cut = interruption(split.interruption, self._values(_INTERRUPTION_FIELDS))
+        return Call(prompt, sampling_params(sampling), split.request, turn, cut)
 
     def _values(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}

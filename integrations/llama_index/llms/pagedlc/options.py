@@ -199,11 +199,21 @@ def split_call(kwargs: Mapping[str, Any], turn_options: Collection[str]) -> Spli
     return split
 
 
-def interruption(values: Mapping[str, Any]) -> Interruption:
-    """Build :class:`Interruption` from the call's keywords."""
-    named = dict(values)
-    run_id = named.pop("run_id", None)
-    return Interruption(names=() if run_id is None else (str(run_id),), **named)
+def interruption(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Interruption:
+    """How an answer may be cut short.
+
+    Args:
+        values: The call's keywords.
+        defaults: ``conversation_id`` and ``barge_in`` of calls that bring none.
+
+    Raises:
+        InvalidRequestError: The call is to barge in, but into no conversation.
+    """
+    chosen = {**defaults, **values}
+    if values.get("barge_in") and chosen["conversation_id"] is None:
+        raise InvalidRequestError("barge_in needs a conversation_id: it says which conversation is cut into.")
+    run_id = chosen.pop("run_id", None)
+    return Interruption(names=() if run_id is None else (str(run_id),), **chosen)
 
 
 def _unset(name: str, value: Any) -> bool:
