@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -19,11 +20,13 @@ class RunningAnswer:
     Attributes:
         request_id: The id to give to its request.
         interrupted: Whether it has been cut short.
+        started: When it began, by the monotonic clock, in seconds.
     """
 
     def __init__(self, abort: Callable[[str], None]) -> None:
         self.request_id = uuid.uuid4().hex
         self.interrupted = False
+        self.started = time.monotonic()
         self._abort = abort
 
     def interrupt(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, aclosing, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pagedlc.interruption import RunningAnswer
-from pagedlc.tools import AnswerEvent, ChatTurn, MessageFinish, TextDelta, ToolCallEnd, TurnDelta
+from pagedlc.tools import AnswerEvent, ChatTurn, MessageFinish, TextDelta, ToolCall, ToolCallEnd, TurnDelta
 from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.request import SamplingParams
 
@@ -20,6 +21,8 @@ __all__ = ["INTERRUPTED", "Interruption", "astream_turn", "stream_turn"]
 #: ``finish_reason`` of an answer that was cut short.
 INTERRUPTED: Final = "interrupted"
 _CUT_CALL: Final = "The answer was interrupted in the middle of this call."
+#: The error of a call that goes on.
+_OPEN: Final = ToolCall(0, "", "").error
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,11 @@ class Interruption:
     """How a turn may be cut short. Its text so far stays, and ``finish_reason`` is ``"interrupted"``.
 
     Args:
-        stop_when: Called with the text so far whenever there is more; the answer ends when it says so.
+        stop_when: Called with the text so far whenever there is more, which may be several tokens; the answer ends
+            when it says so.
         names: Names for :meth:`pagedlc.LLM.interrupt`, beside the conversation's.
         conversation_id: The conversation the turn belongs to, also a name.
-        barge_in: Interrupt what the conversation is still generating.
+        barge_in: Interrupt what the conversation is still generating. Without a conversation, nothing is.
     """
 
     stop_when: Callable[[str], bool] | None = None
@@ -46,8 +50,6 @@ class Interruption:
         """
         if self.stop_when is not None and params.n > 1:
             raise InvalidRequestError(f"stop_when watches one answer, and n={params.n} asks for more: use n=1.")
-        if self.barge_in and self.conversation_id is None:
-            raise InvalidRequestError("barge_in needs a conversation_id: it says which conversation is cut into.")
 
 
 def stream_turn(
@@ -66,13 +68,15 @@ def stream_turn(
         InvalidRequestError: Options that do not go together.
     """
     interruption.check(params)
-    with _running(llm, interruption) as answer:
-        with closing(turn.stream(params, request_id=answer.request_id, **request_options)) as deltas:
-            for delta in deltas:
-                ends = _interrupt(delta, answer, interruption.stop_when)
-                yield delta if ends is None else ends
-                if ends is not None and params.n == 1:
-                    return
+    with (
+        _running(llm, interruption) as answer,
+        closing(turn.stream(params, request_id=answer.request_id, **request_options)) as deltas,
+    ):
+        for delta in deltas:
+            ends = _interrupt(delta, answer, interruption.stop_when)
+            yield delta if ends is None else ends
+            if ends is not None and params.n == 1:
+                return
 
 
 async def astream_turn(
@@ -99,14 +103,14 @@ def _interrupt(delta: TurnDelta, answer: RunningAnswer, stop_when: Callable[[str
     """The delta as the last one of an interrupted answer; ``None`` if it is not that."""
     reason = delta.message.finish_reason
     if reason == "abort" and answer.interrupted:
-        return _ended(delta, [event for event in delta.events if not isinstance(event, MessageFinish)])
+        return _ended(delta, answer, [])
     if reason is not None:
         return None
     if answer.interrupted:
         answer.interrupt()  # the first time may have been before there was a request
     elif stop_when is not None and _says_more(delta) and stop_when(delta.message.text):
         answer.interrupted = True
-        return _ended(delta, [*delta.events, *_cut_calls(delta)])
+        return _ended(delta, answer, _cut_calls(delta))
     return None
 
 
@@ -115,12 +119,17 @@ def _says_more(delta: TurnDelta) -> bool:
 
 
 def _cut_calls(delta: TurnDelta) -> list[ToolCallEnd]:
-    ended = {event.index for event in delta.events if isinstance(event, ToolCallEnd)}
-    last = delta.message.tool_calls[-1:]
-    return [ToolCallEnd(call.index, _CUT_CALL) for call in last if not call.valid and call.index not in ended]
+    return [ToolCallEnd(call.index, _CUT_CALL) for call in delta.message.tool_calls if call.error == _OPEN]
 
 
-def _ended(delta: TurnDelta, events: list[AnswerEvent]) -> TurnDelta:
-    finish = MessageFinish(INTERRUPTED)
-    delta.message.add([*[event for event in events if event not in delta.events], finish])
-    return replace(delta, chunk=replace(delta.chunk, finish_reason="abort"), events=[*events, finish])
+def _ended(delta: TurnDelta, answer: RunningAnswer, cut_calls: list[ToolCallEnd]) -> TurnDelta:
+    more: list[AnswerEvent] = [*cut_calls, MessageFinish(INTERRUPTED)]
+    delta.message.add(more)
+    timings = delta.chunk.timings
+    if timings.total_time is None:
+        timings = replace(timings, total_time=time.monotonic() - answer.started)
+    return replace(
+        delta,
+        chunk=replace(delta.chunk, finish_reason="abort", timings=timings),
+        events=[*(event for event in delta.events if not isinstance(event, MessageFinish)), *more],
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from langchain_core.messages import AIMessage, AIMessageChunk, ToolCallChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -69,12 +69,14 @@ class Describer:
         token_text: Token id to its text, for log-probabilities.
         top_logprobs: How many of the likeliest tokens were asked for; ``None`` when no log-probabilities were.
         stream_usage: Put the usage on the last chunk of a stream.
+        in_blocks: Write streamed text and thoughts as content blocks (``output_version="v1"``).
     """
 
     model_name: str
     token_text: Callable[[int], str]
     top_logprobs: int | None = None
     stream_usage: bool = True
+    in_blocks: bool = False
 
     def chat_result(self, answers: dict[int, ChatAnswer]) -> ChatResult:
         """All answers of a finished chat request, by index."""
@@ -87,7 +89,7 @@ class Describer:
         """
         last = delta.message.finish_reason is not None
         info = self._logprobs_info(delta.chunk.logprobs)
-        pieces = _pieces(delta)
+        pieces = _pieces(delta, _as_blocks if self.in_blocks else _as_text)
         # LangChain reads the calls of a last chunk as if they were all of the calls.
         if (last and (not pieces or "tool_call_chunks" in pieces[-1])) or (info and not pieces):
             pieces.append({"content": ""})
@@ -98,11 +100,11 @@ class Describer:
             chunks[-1] = self._last_chunk(pieces[-1], delta, chunks[-1].generation_info or {})
         return chunks
 
-    def _chat_chunk(self, piece: dict[str, Any]) -> ChatGenerationChunk:
+    def _chat_chunk(self, piece: _Piece) -> ChatGenerationChunk:
         message = AIMessageChunk(**piece, response_metadata={"model_provider": _PROVIDER})
         return ChatGenerationChunk(message=message)
 
-    def _last_chunk(self, piece: dict[str, Any], delta: TurnDelta, info: dict[str, Any]) -> ChatGenerationChunk:
+    def _last_chunk(self, piece: _Piece, delta: TurnDelta, info: dict[str, Any]) -> ChatGenerationChunk:
         message = AIMessageChunk(
             **piece,
             response_metadata={"model_provider": _PROVIDER}
@@ -187,20 +189,36 @@ class Describer:
         }
 
 
-def _pieces(delta: TurnDelta) -> list[dict[str, Any]]:
+#: Keywords of a chunk.
+_Piece: TypeAlias = dict[str, Any]
+
+
+def _pieces(delta: TurnDelta, write: Callable[[TextDelta | ReasoningDelta], _Piece]) -> list[_Piece]:
     """Keywords of the chunks that a delta makes; neighbouring events of the same kind share one."""
-    pieces: list[dict[str, Any]] = []
+    pieces: list[_Piece] = []
     for event in delta.events:
         match event:
-            case TextDelta(text):
-                pieces.append({"content": text})
-            case ReasoningDelta(text):
-                pieces.append({"content": "", "additional_kwargs": {"reasoning_content": text}})
+            case TextDelta() | ReasoningDelta():
+                pieces.append(write(event))
             case ToolCallStart() | ToolCallArguments() | ToolCallEnd():
                 if not pieces or "tool_call_chunks" not in pieces[-1]:
                     pieces.append({"content": "", "tool_call_chunks": []})
                 _add_call_event(pieces[-1]["tool_call_chunks"], event, delta.message)
     return [piece for piece in pieces if piece.get("tool_call_chunks") != []]
+
+
+def _as_text(event: TextDelta | ReasoningDelta) -> _Piece:
+    if isinstance(event, TextDelta):
+        return {"content": event.text}
+    return {"content": "", "additional_kwargs": {"reasoning_content": event.text}}
+
+
+def _as_blocks(event: TextDelta | ReasoningDelta) -> _Piece:
+    # LangChain would number these blocks itself, from 0, and mix them up with the calls, which have numbers, too.
+    if isinstance(event, TextDelta):
+        return {"content": [{"type": "text", "text": event.text, "index": "lc_txt_0"}]}
+    block = {"type": "reasoning", "reasoning": event.text, "index": "lc_rs_0"}
+    return {"content": [block], "additional_kwargs": {"reasoning_content": event.text}}
 
 
 def _add_call_event(chunks: list[ToolCallChunk], event: ToolEvent, message: ChatMessage) -> None:

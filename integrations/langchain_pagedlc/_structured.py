@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.output_parsers import (
     BaseLLMOutputParser,
     JsonOutputKeyToolsParser,
@@ -21,15 +22,18 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 from typing_extensions import TypeIs
 
+from langchain_pagedlc._tools import openai_tools
 from pagedlc import InvalidRequestError, StructuredOutputsParams
 
-__all__ = ["METHODS", "Method", "Schema", "call_parser", "json_parser", "schema_params", "with_raw"]
+__all__ = ["Method", "Schema", "structured_output"]
 
 Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
 #: A pydantic model, a TypedDict, or a JSON schema.
 Schema: TypeAlias = type | Mapping[str, Any]
 
-METHODS: Final[tuple[Method, ...]] = ("json_schema", "function_calling", "json_mode")
+_METHODS: Final[tuple[Method, ...]] = ("json_schema", "function_calling", "json_mode")
+
+_FOR_TRACES: Final = "ls_structured_output_format"
 
 #: Why an answer may end before its object is complete, and what to do about it.
 _CUT_OFF: Final[Mapping[str, str]] = {
@@ -72,24 +76,41 @@ class _PydanticCallParser(_WholeObjects, PydanticToolsParser):
     """A call's arguments as an instance of a model."""
 
 
-def json_parser(schema: Schema | None) -> Runnable[Any, Any]:
-    """Reads the object out of an answer's text."""
-    return _PydanticParser(pydantic_object=schema) if _is_model(schema) else _JsonParser()
+def structured_output(
+    model: BaseChatModel,
+    schema: Schema | None,
+    method: Method,
+    include_raw: bool,
+    strict: bool | None,
+    options: Mapping[str, Any],
+) -> Runnable[LanguageModelInput, Any]:
+    """See ``VLLMChat.with_structured_output``."""
+    if method not in _METHODS:
+        raise InvalidRequestError(f"There is no method {method!r}; choose one of {', '.join(_METHODS)}.")
+    if schema is None:
+        if method != "json_mode":
+            raise InvalidRequestError(f"method={method!r} needs a schema.")
+        free = model.bind(structured_outputs=StructuredOutputsParams(json_object=True), **options)
+        return _joined(free, _JsonParser(), include_raw)
+    # What traces show of the schema.
+    options = {**options, _FOR_TRACES: {"kwargs": {"method": method, "strict": strict}, "schema": schema}}
+    if method == "function_calling":
+        (tool,) = openai_tools([schema], strict)
+        name = tool["function"]["name"]
+        calling = model.bind_tools([tool], tool_choice=name, parallel_tool_calls=False, **options)
+        return _joined(calling, _call_parser(schema, name), include_raw)
+    form = StructuredOutputsParams(json_object=True) if method == "json_mode" else _schema_params(schema)
+    parser = _PydanticParser(pydantic_object=schema) if _is_model(schema) else _JsonParser()
+    return _joined(model.bind(structured_outputs=form, **options), parser, include_raw)
 
 
-def call_parser(schema: Schema, name: str) -> Runnable[Any, Any]:
-    """Reads the object out of an answer's tool call."""
+def _call_parser(schema: Schema, name: str) -> Runnable[Any, Any]:
     if _is_model(schema):
         return _PydanticCallParser(tools=[schema], first_tool_only=True)
     return _JsonCallParser(key_name=name, first_tool_only=True)
 
 
-def schema_params(schema: Schema) -> StructuredOutputsParams:
-    """The grammar of a schema.
-
-    Raises:
-        InvalidRequestError: It is no schema.
-    """
+def _schema_params(schema: Schema) -> StructuredOutputsParams:
     try:
         return StructuredOutputsParams(json=_json_schema(schema))
     except (TypeError, ValueError) as error:
@@ -105,8 +126,12 @@ def _json_schema(schema: Schema) -> dict[str, Any]:
     return convert_to_json_schema(dict(schema)) if a_tool else dict(schema)
 
 
-def with_raw(model: Runnable[Any, Any], parser: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """The message, what the parser makes of it, and the error if it can make nothing of it."""
+def _joined(
+    model: Runnable[LanguageModelInput, Any], parser: Runnable[Any, Any], include_raw: bool
+) -> Runnable[LanguageModelInput, Any]:
+    """The object; or the message, the object, and the error if there is none."""
+    if not include_raw:
+        return model | parser
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
     return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")

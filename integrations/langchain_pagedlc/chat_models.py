@@ -7,24 +7,24 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Any, ClassVar, Final
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
-from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput, ModelProfile
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ContextThreadPoolExecutor
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
 from pydantic import Field
 
-from langchain_pagedlc._batching import MAX_THREADS, admit_all
 from langchain_pagedlc._call import CALL_OPTIONS, call_values, logprobs_wanted
 from langchain_pagedlc._engine import EngineBacked
+from langchain_pagedlc._many_runs import ManyRunsChat
 from langchain_pagedlc._messages import to_chat_messages
 from langchain_pagedlc._results import ChatAnswer, Describer
+from langchain_pagedlc._runs import run_of
 from langchain_pagedlc._sampling import SAMPLING_ALIASES, SamplingFields
-from langchain_pagedlc._structured import METHODS, Method, Schema, call_parser, json_parser, schema_params, with_raw
+from langchain_pagedlc._structured import Method, Schema, structured_output
 from langchain_pagedlc._tools import ToolLike, bound_tools, openai_tools
 from langchain_pagedlc._turn import ChatCall, structured_outputs_of
-from pagedlc import InvalidRequestError, SamplingParams, StructuredOutputsParams
+from pagedlc import InvalidRequestError, SamplingParams
 from pagedlc.prefix import PrefixExplanation
 from pagedlc.turns import Interruption
 
@@ -38,7 +38,7 @@ _CHAT_FIELDS: Final = frozenset({"top_logprobs", "stream_usage"}) | _TURN_FIELDS
 _CHAT_OPTIONS: Final = _CHAT_FIELDS | _TURN_CALL_OPTIONS | {"response_format"}
 
 
-class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
+class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
     """A chat model inside your own process.
 
     Setup::
@@ -109,7 +109,7 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
     conversation; with ``barge_in`` a new turn ends what its conversation is still generating. The text so far stays,
     with ``finish_reason`` ``"interrupted"``::
 
-        answer = chat.invoke(messages, stop_when=lambda text: text.count("\\n") >= 2)
+        answer = chat.invoke(messages, stop_when=lambda text: text.count(",") >= 2)
 
         for chunk in chat.stream(messages, conversation_id="interview-7", barge_in=True):
             chat.interrupt("interview-7")
@@ -215,7 +215,7 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs).named(*_run_ids(run_manager))
+        call = self._call(stop, kwargs).named(*run_of(run_manager))
         answers: dict[int, ChatAnswer] = {}
         with closing(call.stream(self.llm, to_chat_messages(messages))) as deltas:
             for delta in deltas:
@@ -229,7 +229,7 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs).named(*_run_ids(run_manager))
+        call = self._call(stop, kwargs).named(*run_of(run_manager))
         answers: dict[int, ChatAnswer] = {}
         async with aclosing(await call.astream(self.llm, to_chat_messages(messages))) as deltas:
             async for delta in deltas:
@@ -245,7 +245,7 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs).single().named(*_run_ids(run_manager))
+        call = self._call(stop, kwargs).single().named(*run_of(run_manager))
         with closing(call.stream(self.llm, to_chat_messages(messages))) as deltas:
             for delta in deltas:
                 yield from call.describer.chat_chunks(delta)
@@ -257,7 +257,7 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs).single().named(*_run_ids(run_manager))
+        call = self._call(stop, kwargs).single().named(*run_of(run_manager))
         async with aclosing(await call.astream(self.llm, to_chat_messages(messages))) as deltas:
             async for delta in deltas:
                 for chunk in call.describer.chat_chunks(delta):
@@ -314,38 +314,7 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
             OutputParserException: When called: the object was cut off, by ``max_tokens`` or an interruption, or the
                 model class refuses it.
         """
-        described = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
-        if method not in METHODS:
-            raise InvalidRequestError(f"There is no method {method!r}; choose one of {', '.join(METHODS)}.")
-        if schema is None and method != "json_mode":
-            raise InvalidRequestError(f"method={method!r} needs a schema.")
-        if schema is None or method == "json_mode":
-            form = StructuredOutputsParams(json_object=True)
-            parser = json_parser(schema)
-        elif method == "json_schema":
-            form = schema_params(schema)
-            parser = json_parser(schema)
-        else:
-            return self._with_function(schema, described, include_raw, strict, kwargs)
-        if schema is not None:
-            kwargs["ls_structured_output_format"] = described
-        model = self.bind(structured_outputs=form, **kwargs)
-        return with_raw(model, parser) if include_raw else model | parser
-
-    def _with_function(
-        self, schema: Schema, described: dict[str, Any], include_raw: bool, strict: bool | None, options: dict[str, Any]
-    ) -> Runnable[LanguageModelInput, Any]:
-        (tool,) = openai_tools([schema], strict)
-        name = tool["function"]["name"]
-        model = self.bind_tools(
-            [tool],
-            tool_choice=name,
-            parallel_tool_calls=False,
-            ls_structured_output_format=described,
-            **options,
-        )
-        parser = call_parser(schema, name)
-        return with_raw(model, parser) if include_raw else model | parser
+        return structured_output(self, schema, method, include_raw, strict, kwargs)
 
     def interrupt(self, name: str | uuid.UUID) -> int:
         """End answers within a step, by the id of their run, of the run they are part of, or of their conversation.
@@ -372,71 +341,6 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
         turn = call.turn(self.llm, to_chat_messages(self._convert_input(input).to_messages()))
         return self.llm.explain_prefix(turn.prompt_token_ids, cache_salt=call.request_options["cache_salt"])
 
-    def generate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        *,
-        run_id: uuid.UUID | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """Answer several conversations, all in the engine at once.
-
-        Args:
-            messages: The conversations.
-            stop: Strings that end the answers.
-            callbacks: As in ``BaseChatModel.generate``.
-            run_id: Id of the first conversation's run.
-            **kwargs: ``tags``, ``metadata``, ``run_name`` and call options.
-
-        Raises:
-            Exception: The first conversation's error, after the others are done.
-        """
-        if len(messages) < 2:
-            return super().generate(messages, stop, callbacks, run_id=run_id, **kwargs)
-        run_ids = [run_id, *[None] * (len(messages) - 1)]
-        with ContextThreadPoolExecutor(max_workers=min(len(messages), MAX_THREADS)) as threads:
-            futures = [
-                threads.submit(super(VLLMChat, self).generate, [each], stop, callbacks, run_id=id_, **kwargs)
-                for each, id_ in zip(messages, run_ids, strict=True)
-            ]
-        results = [future.result() for future in futures]
-        return LLMResult(
-            generations=[result.generations[0] for result in results],
-            llm_output=self._combine_llm_outputs([result.llm_output for result in results]),
-            run=[run for result in results for run in result.run or ()] or None,
-        )
-
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Answer all ``inputs`` at once (or ``max_concurrency`` of them at a time, where the config sets it)."""
-        if not inputs:
-            return []
-        configs = admit_all(config, len(inputs))
-        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
-
-    def batch_as_completed(  # type: ignore[override]  # the overloads say no more than this signature
-        self,
-        inputs: Sequence[LanguageModelInput],
-        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> Iterator[tuple[int, AIMessage | Exception]]:
-        """As :meth:`batch`, yielding index and answer of each input when it is done."""
-        if inputs:
-            configs = admit_all(config, len(inputs))
-            yield from super().batch_as_completed(  # type: ignore[call-overload]
-                inputs, configs, return_exceptions=return_exceptions, **kwargs
-            )
-
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """Prompt tokens of a conversation as the chat template writes it, cue for the answer included."""
         if not messages:
@@ -458,10 +362,8 @@ class VLLMChat(EngineBacked, SamplingFields, BaseChatModel):
             values["structured_outputs"] = form
         params = SamplingParams(**values)
         interruption.check(params)
-        describer = Describer(self.model, self._token_text, params.logprobs, stream_usage)
+        if overrides.get("barge_in") and interruption.conversation_id is None:
+            raise InvalidRequestError("barge_in needs a conversation_id: it says which conversation is cut into.")
+        in_blocks = self.output_version == "v1"
+        describer = Describer(self.model, self._token_text, params.logprobs, stream_usage, in_blocks)
         return ChatCall(params, turn, request, interruption, describer)
-
-
-def _run_ids(manager: AsyncCallbackManagerForLLMRun | CallbackManagerForLLMRun | None) -> tuple[uuid.UUID | None, ...]:
-    """The run, and the chain or agent's step that it is part of."""
-    return () if manager is None else (manager.run_id, manager.parent_run_id)

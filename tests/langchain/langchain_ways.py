@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable
 CALL = '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def call_text(name: str, **arguments: Any) -> str:
+def call_text(name: str, /, **arguments: Any) -> str:
     """A tool call as a model without a format of its own writes it."""
     return CALL.format(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
 

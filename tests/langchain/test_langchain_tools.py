@@ -8,6 +8,7 @@ import json
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from typing_extensions import TypedDict
 
 from langchain_pagedlc import VLLMChat
 from pagedlc import InvalidRequestError
+from pagedlc.models import resolve_model
 from scripted_model import ScriptedLLM
 
 ScriptedFactory = Callable[..., ScriptedLLM]
@@ -155,9 +157,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-RUNNABLE = (ChatPromptTemplate.from_template("Translate {text}") | RunnableLambda(str)).with_config(
-    run_name="translate"
-)
+RUNNABLE = RunnableSequence(ChatPromptTemplate.from_template("Translate {text}"), RunnableLambda(str), name="translate")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ async def test_a_call_that_is_cut_off_is_no_call(scripted_llm: ScriptedFactory, 
     length = len(llm.tokenizer.encode(call_text("go", **arguments), add_special_tokens=False))
     chat = VLLMChat(**llm.options).bind_tools([schema])
     seen = set()
-    for max_tokens in range(1, length + 2):
+    for max_tokens in range(length - 15, length + 2):
         answers = [chat.invoke("Hi", max_tokens=max_tokens), whole(list(chat.stream("Hi", max_tokens=max_tokens)))]  # type: ignore[arg-type]
         assert essence(answers[0]) == essence(answers[1])
         answer = answers[0]
@@ -266,8 +266,23 @@ async def test_asynchronous_answers_need_no_thread_each(scripted_llm: ScriptedFa
     await eventually(lambda: llm.stats().num_running == 0)
 
 
-def test_memory_is_free_when_the_model_object_is_gone() -> None:
-    chat = VLLMChat(model="smollm2", load_format="dummy", num_blocks=64, max_tokens=4)
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def test_memory_is_free_when_the_model_object_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    tokenizer = resolve_model("smollm2").path
+    chat = VLLMChat(model=tmp_path, tokenizer=tokenizer, load_format="dummy", num_blocks=64, max_tokens=4)
     bound = chat.bind_tools(TOOLS)
     stream = bound.stream("Hi")
     next(stream)

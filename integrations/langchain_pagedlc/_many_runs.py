@@ -1,0 +1,131 @@
+"""What a chat model whose engine takes any number of requests does with many inputs, and with the runs they are."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from langchain_core.callbacks import Callbacks
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatResult, LLMResult
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ContextThreadPoolExecutor
+
+from langchain_pagedlc._batching import MAX_THREADS, admit_all
+from langchain_pagedlc._runs import run_of, running_in, with_run_id
+
+__all__ = ["ManyRunsChat"]
+
+
+class ManyRunsChat(BaseChatModel):
+    """A chat model that hands all inputs of a batch to its engine at once, and knows which run asks for an answer."""
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        """Answer, piece by piece; the pieces add up to the answer of :meth:`invoke`."""
+        config, run = with_run_id(config)
+        chunks = super().stream(input, config, stop=stop, **kwargs)
+        with running_in(run):
+            first = next(chunks)
+        yield first
+        yield from chunks
+
+    async def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        """:meth:`stream` for asyncio."""
+        config, run = with_run_id(config)
+        stream: Any = super().astream(input, config, stop=stop, **kwargs)
+        async with aclosing(stream) as chunks:
+            with running_in(run):
+                first = await anext(chunks)
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    def _generate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
+        with running_in(run_of(kwargs.get("run_manager"))):
+            return super()._generate_with_cache(*args, **kwargs)
+
+    async def _agenerate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
+        with running_in(run_of(kwargs.get("run_manager"))):
+            return await super()._agenerate_with_cache(*args, **kwargs)
+
+    def generate(
+        self,
+        messages: list[list[BaseMessage]],
+        stop: list[str] | None = None,
+        callbacks: Callbacks = None,
+        *,
+        run_id: uuid.UUID | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        """Answer several conversations, all in the engine at once.
+
+        Args:
+            messages: The conversations.
+            stop: Strings that end the answers.
+            callbacks: As in ``BaseChatModel.generate``.
+            run_id: Id of the first conversation's run.
+            **kwargs: ``tags``, ``metadata``, ``run_name`` and call options.
+
+        Raises:
+            Exception: The first conversation's error, after the others are done.
+        """
+        if len(messages) < 2:
+            return super().generate(messages, stop, callbacks, run_id=run_id, **kwargs)
+        run_ids = [run_id, *[None] * (len(messages) - 1)]
+        with ContextThreadPoolExecutor(max_workers=min(len(messages), MAX_THREADS)) as threads:
+            futures = [
+                threads.submit(super(ManyRunsChat, self).generate, [each], stop, callbacks, run_id=id_, **kwargs)
+                for each, id_ in zip(messages, run_ids, strict=True)
+            ]
+        results = [future.result() for future in futures]
+        return LLMResult(
+            generations=[result.generations[0] for result in results],
+            llm_output=self._combine_llm_outputs([result.llm_output for result in results]),
+            run=[run for result in results for run in result.run or ()] or None,
+        )
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Answer all ``inputs`` at once (or ``max_concurrency`` of them at a time, where the config sets it)."""
+        if not inputs:
+            return []
+        configs = admit_all(config, len(inputs))
+        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def batch_as_completed(  # type: ignore[override]  # the overloads say no more than this signature
+        self,
+        inputs: Sequence[LanguageModelInput],
+        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, AIMessage | Exception]]:
+        """As :meth:`batch`, yielding index and answer of each input when it is done."""
+        if inputs:
+            configs = admit_all(config, len(inputs))
+            yield from super().batch_as_completed(  # type: ignore[call-overload]
+                inputs, configs, return_exceptions=return_exceptions, **kwargs
+            )

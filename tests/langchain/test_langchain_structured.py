@@ -1,0 +1,181 @@
+"""Structured output: three kinds of schemas, three methods, whole and growing, cut off and beside tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal
+
+import pytest
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage
+from langchain_ways import all_ways, call_text, whole
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from langchain_pagedlc import VLLMChat
+from pagedlc import InvalidRequestError
+from scripted_model import ScriptedLLM
+
+ScriptedFactory = Callable[..., ScriptedLLM]
+
+
+class Person(BaseModel):
+    """Someone."""
+
+    name: str
+    age: int = Field(ge=0)
+    friends: list[str] = []
+
+
+class PersonDict(TypedDict):
+    """Someone."""
+
+    name: str
+    age: int
+    friends: list[str]
+
+
+JSON_SCHEMA = {**Person.model_json_schema(), "required": ["name", "age", "friends"]}
+VALUES = {"name": "Zoë", "age": 36, "friends": ["Ada", "Bob"]}
+SCRIPT = json.dumps(VALUES, ensure_ascii=False)
+SCHEMAS: list[Any] = [Person, PersonDict, JSON_SCHEMA]
+METHODS = ["json_schema", "function_calling", "json_mode"]
+
+
+def script_for(schema: Any, method: str) -> str:
+    if method != "function_calling":
+        return SCRIPT
+    name = schema["title"] if isinstance(schema, dict) else schema.__name__
+    return call_text(name, **VALUES)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("schema", SCHEMAS)
+async def test_every_schema_by_every_method(scripted_llm: ScriptedFactory, schema: Any, method: Any) -> None:
+    chat = VLLMChat(**scripted_llm(script_for(schema, method)).options, temperature=0)
+    structured = chat.with_structured_output(schema, method=method)
+    expected: Any = Person(**VALUES) if schema is Person else VALUES  # type: ignore[arg-type]
+    assert structured.invoke("Who?") == expected
+    assert await structured.ainvoke("Who?") == expected
+    growing = list(structured.stream("Who?"))
+    assert growing[-1] == expected
+    assert [part async for part in structured.astream("Who?")][-1] == expected
+    if schema is Person:
+        assert all(isinstance(part, Person) for part in growing)
+        return
+    assert len(growing) > 5
+    for earlier, later in pairwise(growing):
+        assert earlier.keys() <= later.keys()
+        assert str(later.get("name", "")).startswith(str(earlier.get("name", "")))
+        assert len(later.get("friends", [])) >= len(earlier.get("friends", []))
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_the_schema_holds_whatever_the_model_wants(scripted_llm: ScriptedFactory, method: Any) -> None:
+    class Choice(BaseModel):
+        """A choice."""
+
+        colour: Literal["red", "green"]
+        sure: bool
+
+    chat = VLLMChat(**scripted_llm("Blue, I would say, green perhaps.").options, temperature=0)
+    assert isinstance(chat.with_structured_output(Choice, method=method).invoke("Which?"), Choice)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("schema", [Person, JSON_SCHEMA])
+async def test_an_object_that_is_cut_off_says_so(scripted_llm: ScriptedFactory, schema: Any, method: Any) -> None:
+    chat = VLLMChat(**scripted_llm(script_for(schema, method)).options, temperature=0, max_tokens=22)
+    structured = chat.with_structured_output(schema, method=method)
+    with pytest.raises(OutputParserException, match=r"length.*raise max_tokens"):
+        structured.invoke("Who?")
+    with pytest.raises(OutputParserException, match=r"length.*raise max_tokens"):
+        list(structured.stream("Who?"))
+    with pytest.raises(OutputParserException, match=r"length.*raise max_tokens"):
+        [part async for part in structured.astream("Who?")]
+    result = chat.with_structured_output(schema, method=method, include_raw=True).invoke("Who?")
+    assert result["raw"].response_metadata["finish_reason"] == "length"
+    assert result["parsed"] is None
+    assert "max_tokens" in str(result["parsing_error"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_raw_message_beside_the_object(scripted_llm: ScriptedFactory, method: Any) -> None:
+    chat = VLLMChat(**scripted_llm(script_for(Person, method)).options, temperature=0)
+    result = chat.with_structured_output(Person, method=method, include_raw=True).invoke("Who?")
+    assert isinstance(result["raw"], AIMessage)
+    assert result["parsed"] == Person(**VALUES)  # type: ignore[arg-type]
+    assert result["parsing_error"] is None
+
+
+def test_json_mode_needs_no_schema(scripted_llm: ScriptedFactory) -> None:
+    chat = VLLMChat(**scripted_llm('{"anything": [1, 2]}').options)
+    assert chat.with_structured_output(method="json_mode").invoke("Hi") == {"anything": [1, 2]}
+
+
+def test_a_recursive_model(scripted_llm: ScriptedFactory) -> None:
+    tree = '{"name": "root", "children": [{"name": "leaf", "children": []}]}'
+    chat = VLLMChat(**scripted_llm(tree).options, temperature=0)
+    assert chat.with_structured_output(Tree).invoke("Hi") == Tree(name="root", children=[Tree(name="leaf")])
+
+
+class Tree(BaseModel):
+    name: str
+    children: list[Tree] = []
+
+
+def test_what_cannot_work_is_said_at_once(scripted_llm: ScriptedFactory) -> None:
+    chat = VLLMChat(**scripted_llm("").options)
+    with pytest.raises(InvalidRequestError, match="no method 'xml'"):
+        chat.with_structured_output(Person, method="xml")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="needs a schema"):
+        chat.with_structured_output()
+    with pytest.raises(InvalidRequestError, match="cannot be read as a schema"):
+        chat.with_structured_output({"type": "object", "default": object()})
+    with pytest.raises(InvalidRequestError, match="response_format"):
+        chat.invoke("Hi", response_format={"type": "xml"})
+
+
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "Person", "schema": JSON_SCHEMA}}
+
+
+@pytest.mark.parametrize("response_format", [RESPONSE_FORMAT, {"type": "json_object"}])
+async def test_openais_response_format(scripted_llm: ScriptedFactory, response_format: dict[str, Any]) -> None:
+    chat = VLLMChat(**scripted_llm(SCRIPT).options, temperature=0)
+    for answer in await all_ways(chat, "Who?", response_format=response_format):
+        assert json.loads(answer.text) == VALUES
+    assert chat.invoke("Who?", response_format={"type": "text"}).text == SCRIPT
+
+
+def now() -> str:
+    """The time of day."""
+    return "12 o'clock"
+
+
+async def test_a_form_beside_tools_is_the_form_of_answers_without_calls(scripted_llm: ScriptedFactory) -> None:
+    """As an agent with a response format asks."""
+    llm = scripted_llm(lambda turn: call_text("now") if "When" in turn.prompt else SCRIPT)
+    chat = VLLMChat(**llm.options, temperature=0).bind_tools([now], response_format=RESPONSE_FORMAT)
+    for answer in await all_ways(chat, "When?"):
+        assert [call["name"] for call in answer.tool_calls] == ["now"]
+        assert answer.text == ""
+    for answer in await all_ways(chat, "Who?"):
+        assert answer.tool_calls == []
+        assert set(json.loads(answer.text)) == set(VALUES)
+
+
+THINKING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_a_form_comes_after_the_thoughts(scripted_llm: ScriptedFactory) -> None:
+    llm = scripted_llm(f"Let me see.\n</think>\n\n{SCRIPT}", chat_template=THINKING)
+    chat = VLLMChat(**llm.options, temperature=0)
+    assert chat.with_structured_output(PersonDict).invoke("Who?") == VALUES
+    answer = whole(list(chat.stream("Who?", response_format=RESPONSE_FORMAT)))  # type: ignore[arg-type]
+    assert answer.additional_kwargs["reasoning_content"] == "Let me see."
+    assert json.loads(answer.text) == VALUES
