@@ -71,9 +71,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     [
         {"max_num_batched_tokens": 32},
         {"enable_prefix_caching": False},
-        {"max_num_seqs": 3, "block_size": 32},
+        {"max_num_seqs": 8, "block_size": 32},
     ],
-    ids=["chunks of 32 tokens", "no prefix cache", "three at a time"],
+    ids=["chunks of 32 tokens", "no prefix cache", "eight at a time"],
 )
 def test_how_steps_are_cut_changes_nothing(options: dict[str, Any], reference: list[RequestOutput]) -> None:
     with LLM("smollm2", quantization=None, **options) as llm:
