@@ -110,6 +110,75 @@ def test_histories_of_other_providers_are_read() -> None:
     assert second == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "tool_use", "id": "1", "name": "search", "input": {"q": "Öl"}},
+        {"type": "function_call", "call_id": "1", "name": "search", "arguments": '{"q": "Öl"}'},
+        {"type": "tool_call", "id": "1", "name": "search", "args": {"q": "Öl"}},
+    ],
+)
+def test_calls_that_stand_in_the_content_only_are_calls(block: dict[str, object]) -> None:
+    (message,) = normalize_messages(to_chat_messages([AIMessage([{"type": "text", "text": "One moment."}, block])]))
+    assert message["content"] == "One moment."
+    (call,) = message["tool_calls"]
+    assert (call["id"], call["function"]) == ("1", {"name": "search", "arguments": {"q": "Öl"}})
+
+
+def test_what_a_provider_did_by_itself_is_left_out() -> None:
+    answer = AIMessage(
+        [
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            {"type": "server_tool_call", "id": "s", "name": "web_search", "args": {}},
+            {"type": "server_tool_result", "tool_call_id": "s", "status": "success"},
+            {"type": "web_search_call", "id": "w", "status": "completed"},
+            {"type": "mcp_list_tools", "id": "m"},
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "non_standard", "value": {}},
+            {"type": "output_text", "text": "Here it is."},
+        ]
+    )
+    assert to_chat_messages([answer]) == [{"role": "assistant", "content": "Here it is."}]
+
+
+def test_pictures_in_an_answer_are_an_error() -> None:
+    with pytest.raises(InvalidRequestError, match=r"'image'.*AIMessage.*text only"):
+        to_chat_messages([AIMessage([{"type": "image", "url": "https://example.com/a.png"}])])
+
+
+def test_thoughts_come_from_blocks_summaries_and_keywords() -> None:
+    summary = [{"type": "summary_text", "text": "First."}, {"type": "summary_text", "text": "Then."}]
+    answers = [
+        AIMessage([{"type": "reasoning", "id": "r", "summary": summary}, {"type": "text", "text": "Yes."}]),
+        AIMessage("Yes.", additional_kwargs={"reasoning_content": "First.\nThen."}),
+    ]
+    expected = {"role": "assistant", "content": "Yes.", "reasoning_content": "First.\nThen."}
+    assert to_chat_messages(answers) == [expected, expected]
+
+
+def test_results_of_tools() -> None:
+    parts: list[str | dict[object, object]] = ["rain", {"type": "text", "text": "wind"}]
+    messages = [
+        ToolMessage("broken", tool_call_id="1", status="error"),
+        ToolMessage(parts, tool_call_id="2", name="weather"),
+        HumanMessage(
+            [
+                {"type": "tool_result", "tool_use_id": "3", "content": [{"type": "text", "text": "5"}]},
+                {"type": "tool_result", "tool_use_id": "4", "content": "none", "is_error": True},
+                {"type": "text", "text": "Go on."},
+            ]
+        ),
+    ]
+    assert normalize_messages(to_chat_messages(messages)) == [
+        {"role": "tool", "content": "broken", "tool_call_id": "1", "status": "error"},
+        {"role": "tool", "content": "rain\nwind", "tool_call_id": "2", "name": "weather"},
+        {"role": "tool", "content": "5", "tool_call_id": "3"},
+        {"role": "tool", "content": "none", "tool_call_id": "4", "status": "error"},
+        {"role": "user", "content": "Go on."},
+    ]
+
+
 def test_a_call_that_was_no_json_is_left_out() -> None:
     broken = {"name": "f", "args": "{oops", "id": "1", "error": "no JSON"}
     assert to_chat_messages([AIMessage("Hm", invalid_tool_calls=[broken])]) == [{"role": "assistant", "content": "Hm"}]
