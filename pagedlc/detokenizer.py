@@ -16,6 +16,7 @@ _REPLACEMENT = "\ufffd"
 
 _MANY_TOKENS = 8
 
+
 class IncrementalDetokenizer:
     """The text of one answer, delta by delta.
 

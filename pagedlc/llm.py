@@ -17,7 +17,7 @@ from typing_extensions import TypeIs
 from pagedlc.batch import RequestBatch
 from pagedlc.chat import ChatTemplate
 from pagedlc.interruption import RunningAnswers
-from pagedlc.models import DEFAULT_MODEL, ModelFiles, resolve_model
+from pagedlc.models import DEFAULT_MODEL, ModelFiles, is_local, resolve_model
 from pagedlc.outputs import CompletionChunk, RequestOutput
 from pagedlc.prefix import PrefixExplanation, PrefixHistory, explain
 from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, prepare
@@ -78,7 +78,7 @@ class LLM:
         self._model = model
         self._revision = revision
         # A hub model's weights are fetched when they are needed, its configuration now.
-        here = model == DEFAULT_MODEL or Path(model).expanduser().exists()
+        here = is_local(model)
         self._files: ModelFiles = resolve_model(model, revision, weights=self._needs_weights and here)
         self.config = EngineConfig.create(model=self._files.path, **engine_options)
         self.spec: ModelSpec = read_spec(self._files.path, self.config.load_format)
@@ -106,6 +106,11 @@ class LLM:
     def closed(self) -> bool:
         """True after :meth:`close`."""
         return self._closed
+
+    @property
+    def usable(self) -> bool:
+        """False after :meth:`close`, and when the engine has failed."""
+        return not self._closed and (self._client is None or not self._client.ended)
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -349,10 +354,18 @@ class LLM:
 
     # -- control --------------------------------------------------------------------------------------
 
-    def abort(self, request_id: str) -> None:
-        """Give up a running request: it ends with ``finish_reason="abort"`` and keeps the text it has."""
+    def abort(self, request_id: str | Sequence[str]) -> None:
+        """Give up a running request, or several: each ends with ``finish_reason="abort"`` and keeps the text it has.
+
+        Raises:
+            InvalidRequestError: An id is not a string.
+        """
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        if not all(isinstance(item, str) for item in request_ids):
+            raise InvalidRequestError(f"A request id is a string; these are not all: {request_ids!r}")
         if self._client is not None:
-            self._client.abort(request_id)
+            for item in request_ids:
+                self._client.abort(item)
 
     def interrupt(self, name: str) -> int:
         """End answers within a step, by the id of their run or conversation; they keep the text they have.

@@ -43,6 +43,21 @@ class ModelFiles:
         return self.path.is_file()
 
 
+def is_local(name: str | Path) -> bool:
+    """Whether a model's files are on this machine already: the embedded default, or a path that exists."""
+    return name == DEFAULT_MODEL or _existing(name) is not None
+
+
+def _existing(name: str | Path) -> Path | None:
+    if not isinstance(name, str | Path):
+        raise ModelNotFoundError(f"A model is named by a text or a path, not by {name!r}.")
+    try:
+        path = Path(str(name).strip()).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, an unknown user's home, a NUL: no path, then
+        return None
+
+
 def resolve_model(name: str | Path, revision: str | None = None, *, weights: bool = True) -> ModelFiles:
     """Find a model's files, downloading them for a Hugging Face id that is not cached yet.
 
@@ -57,12 +72,15 @@ def resolve_model(name: str | Path, revision: str | None = None, *, weights: boo
         UnsupportedModelError: Weights in a format that is not read, such as pickled ``.bin`` files.
         ModelLoadError: Some of the model's files are missing or are not what their names say.
     """
+    path = _existing(name)
     text = str(name).strip()
     if not text:
         raise ModelNotFoundError(f"The model name is empty; give {DEFAULT_MODEL!r}, a path or a Hugging Face id.")
-    path = Path(text).expanduser()
-    if path.exists():
-        found = _model_path(path, weights)
+    if path is not None:
+        try:
+            found = _model_path(path, weights)
+        except PermissionError as error:
+            raise ModelLoadError(f"{path} may not be read: {error}") from error
         return ModelFiles(name=path.resolve().name, path=found, tokenizer=found)
     if text == DEFAULT_MODEL:
         found = _default_model()

@@ -37,7 +37,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise InvalidRequestError(_not_a_prompt(prompts))
     if prompts and all(_is_int(item) for item in prompts):
         return [prompts]  # type: ignore[list-item]
@@ -92,10 +92,10 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[in
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return None, _token_ids(prompt["prompt_token_ids"])
-        if "prompt" in prompt:
+        if isinstance(prompt.get("prompt"), str | Sequence):
             return _tokenize(prompt["prompt"], tokenizer)
         raise InvalidRequestError(
-            f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(prompt)}."
+            f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}."
         )
     if isinstance(prompt, str):
         token_ids = tokenizer.encode(prompt)
@@ -108,7 +108,11 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[in
 def _token_ids(given: object) -> list[int]:
     if type(given) is list and set(map(type, given)) == {int}:  # the usual case, a long list, at C speed
         return list(given)
-    if not isinstance(given, Sequence) or isinstance(given, str) or not all(_is_int(item) for item in given):
+    if (
+        not isinstance(given, Sequence)
+        or isinstance(given, str | bytes | bytearray)
+        or not all(_is_int(item) for item in given)
+    ):
         raise InvalidRequestError(_not_a_prompt(given))
     if not given:
         raise InvalidRequestError("The prompt is empty: it must have at least one token.")

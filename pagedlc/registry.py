@@ -31,7 +31,7 @@ class Registry:
         key = llm.identity
         with self._lock:
             found = self._llms.get(key)
-            if found is not None and not found.closed:
+            if found is not None and found.usable:
                 return found
             self._llms[key] = llm
             return llm

@@ -43,6 +43,7 @@ class Mailbox:
     def __init__(self, expected: int) -> None:
         self._expected = expected
         self._queue: SimpleQueue[TokenDelta | None] = SimpleQueue()
+        self._process = os.getpid()
         self._waiters: deque[_Waiter] = deque()
 
     def put(self, delta: TokenDelta) -> list[_Waiter]:
@@ -58,7 +59,12 @@ class Mailbox:
         return woken
 
     def take(self) -> list[TokenDelta]:
-        """Wait for deltas; returns all that are there, merged per answer. Empty when all answers are done."""
+        """Wait for deltas; returns all that are there, merged per answer. Empty when all answers are done.
+
+        Raises:
+            EngineDeadError: This process was forked from the one the engine runs in.
+        """
+        _check_process(self._process)
         first = self._queue.get()
         if first is None:
             self._queue.put(None)
@@ -67,6 +73,7 @@ class Mailbox:
 
     async def take_async(self) -> list[TokenDelta]:
         """:meth:`take` for asyncio."""
+        _check_process(self._process)
         while True:
             loop = asyncio.get_running_loop()
             waiter = (loop, loop.create_future())
@@ -92,6 +99,14 @@ class Mailbox:
                 self._queue.put(None)
                 return
             yield delta
+
+
+def _check_process(owner: int) -> None:
+    if os.getpid() != owner:
+        raise EngineDeadError(
+            "This engine belongs to the process that this one was forked from. Make a new one here "
+            "(or start worker processes with 'spawn')."
+        )
 
 
 def _merge(deltas: list[TokenDelta]) -> list[TokenDelta]:
@@ -224,14 +239,19 @@ class EngineClient:
         if self._pending.pop(request_id, None) is not None:
             self.abort(request_id)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the engine was closed or has failed."""
+        return self._ended is not None
+
     def stats(self) -> EngineStats:
         """The snapshot of the last step."""
         return self._stats
 
     def configure(self, max_num_seqs: int) -> None:
         """Change how many answers may run at once, from the next step on."""
-        if max_num_seqs < 1:
-            raise InvalidRequestError(f"max_num_seqs must be at least 1, not {max_num_seqs}.")
+        if not isinstance(max_num_seqs, int) or max_num_seqs < 1:
+            raise InvalidRequestError(f"max_num_seqs must be a whole number from 1, not {max_num_seqs!r}.")
         self._check_alive()
         self._thread.send(Configure(max_num_seqs))
 
@@ -267,11 +287,7 @@ class EngineClient:
         self._end(EngineClosedError("The engine was closed before the request was finished."))
 
     def _check_alive(self) -> None:
-        if os.getpid() != self._process:
-            raise EngineDeadError(
-                "This engine belongs to the process that this one was forked from. Make a new one here "
-                "(or start worker processes with 'spawn')."
-            )
+        _check_process(self._process)
         if isinstance(self._ended, EngineClosedError):
             raise EngineClosedError("The engine is closed; make a new one.")
         if self._ended is not None:

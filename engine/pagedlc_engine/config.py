@@ -104,11 +104,19 @@ def check_option_names(given: Any, known: Any) -> None:
             raise ConfigError(f"Unknown option {name!r}.{hint}")
 
 
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "something nested too deeply"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def validation_message(kind: str, error: ValidationError) -> str:
     """One readable sentence per problem of a pydantic error."""
     parts = []
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"]) or kind
         text = problem["msg"].removeprefix("Value error, ")
-        parts.append(f"{name}: {text} (got {problem['input']!r})")
+        parts.append(f"{name}: {text} (got {_shown(problem['input'])})")
     return f"Invalid {kind}: " + "; ".join(parts)

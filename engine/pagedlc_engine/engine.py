@@ -227,20 +227,29 @@ def _cuda_runner(
     return build_cuda_runner(config, placement, decoder, max_model_len, budget, progress)
 
 
+def _load_error(error: RuntimeError) -> PagedLCError:
+    if "allocate" not in str(error) and "out of memory" not in str(error).lower():
+        return PagedLCError(f"The model could not be loaded: {error}")
+    return OutOfMemoryError(f"The model's weights do not fit into memory: {str(error).splitlines()[0]}")
+
+
 def _load(
     config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, progress: Progress | None
 ) -> Decoder:
-    return load_model(
-        config.model,
-        spec,
-        config.load_format,
-        placement.dtype,
-        placement.device,
-        placement.quantization,
-        config.seed or 0,
-        progress,
-        max_model_len,
-    )
+    try:
+        return load_model(
+            config.model,
+            spec,
+            config.load_format,
+            placement.dtype,
+            placement.device,
+            placement.quantization,
+            config.seed or 0,
+            progress,
+            max_model_len,
+        )
+    except RuntimeError as error:
+        raise _load_error(error) from error
 
 
 def check_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

@@ -172,6 +172,8 @@ def _obey(engine: Engine, command: Command) -> list[TokenDelta]:
 def _submit(engine: Engine, request: Request) -> list[TokenDelta]:
     try:
         engine.add(request)
-    except PagedLCError as error:
-        return [failed_delta(request, index, error) for index in range(request.params.n)]
+    except Exception as error:
+        # Whatever is wrong with a request is its own affair; the others go on.
+        known = error if isinstance(error, PagedLCError) else PagedLCError(f"The request cannot be queued: {error!r}")
+        return [failed_delta(request, index, known) for index in range(request.params.n)]
     return []

@@ -70,8 +70,8 @@ class SamplingParams(BaseModel):
 
     n: int = Field(default=1, ge=1, le=MAX_N)
     max_tokens: int | None = Field(default=16, ge=1)
-    min_tokens: int = Field(default=0, ge=0)
-    temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    min_tokens: int = Field(default=0, ge=0, le=2**31 - 1)
+    temperature: float = Field(default=1.0, ge=0.0, le=1e6, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=-1)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)

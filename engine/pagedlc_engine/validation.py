@@ -23,9 +23,10 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
         max_model_len: Prompt and answer together must not be longer; one token of answer must fit.
 
     Raises:
-        InvalidRequestError: The prompt is empty, or a token id is not in the vocabulary.
+        InvalidRequestError: The prompt is empty, a token id is not in the vocabulary, or a field has a wrong type.
         PromptTooLongError: The prompt leaves no room for an answer.
     """
+    _check_types(request)
     count = len(request.prompt_token_ids)
     if count == 0:
         raise InvalidRequestError("The prompt is empty: it must have at least one token.")
@@ -45,6 +46,15 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
             )
     for word in request.bad_words_token_ids:
         _check_ids("bad_words", word, vocab_size)
+
+
+def _check_types(request: Request) -> None:
+    if not isinstance(request.request_id, str):
+        raise InvalidRequestError(f"request_id must be a string, not {request.request_id!r}.")
+    if not isinstance(request.priority, int):
+        raise InvalidRequestError(f"priority must be a whole number, not {request.priority!r}.")
+    if not isinstance(request.cache_salt, str | None):
+        raise InvalidRequestError(f"cache_salt must be a string or None, not {request.cache_salt!r}.")
 
 
 def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -14,6 +15,8 @@ from pagedlc_engine.grammar.spec import StructuredOutputsParams
 from pagedlc_engine.grammar.vocabulary import TokenVocabulary
 
 __all__ = ["LarkWriter"]
+
+_MOST_ALTERNATIVES = 1000
 
 
 class LarkWriter:
@@ -56,6 +59,14 @@ class LarkWriter:
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
+
+    def choice(self, options: Sequence[str]) -> str:
+        """A term for one of these texts."""
+        terms = [self.literal(option) for option in options]
+        # The library's parser limits alternatives, its lexer does not; but special tokens are the parser's.
+        if len(terms) > _MOST_ALTERNATIVES and not any("<[" in term for term in terms):
+            return self.regex("|".join(map(re.escape, options)))
+        return " | ".join(terms)
 
     def schema(self, schema: Any) -> str:
         """A term for JSON that fits a schema."""

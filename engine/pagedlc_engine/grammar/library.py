@@ -92,7 +92,7 @@ class GrammarLibrary:
         if spec.regex is not None:
             return writer.finish(writer.regex(spec.regex))
         if spec.choice is not None:
-            return writer.finish(writer.rule(" | ".join(writer.literal(option) for option in spec.choice)))
+            return writer.finish(writer.rule(writer.choice(spec.choice)))
         return writer.finish(writer.grammar(_to_lark(spec.grammar or "")))
 
 

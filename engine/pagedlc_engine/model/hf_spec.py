@@ -71,7 +71,8 @@ def spec_from_config(config: Config, generation: Config) -> ModelSpec:
 
 
 def _architecture(config: Config) -> str:
-    named = config.get("architectures") or []
+    given = config.get("architectures") or []
+    named = [given] if isinstance(given, str) else list(given)
     supported = [name for name in named if name in SUPPORTED_ARCHITECTURES]
     if not supported:
         what = ", ".join(map(str, named)) or f"model_type {config.get('model_type')!r}"

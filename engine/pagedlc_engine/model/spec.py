@@ -79,6 +79,15 @@ class ModelSpec:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
                 raise ModelLoadError(f"The model's {name} is {getattr(self, name)}; it must be at least 1.")
+        if self.max_position_embeddings < 2:
+            raise ModelLoadError(
+                f"The model's context is {self.max_position_embeddings} tokens; it must be at least 2."
+            )
+        if not (self.rms_norm_eps >= 0 and self.rope.theta > 0):
+            raise ModelLoadError(f"rms_norm_eps is {self.rms_norm_eps} and rope_theta {self.rope.theta}.")
+        for name, value in (self.rope.scaling or {}).items():
+            if name.endswith("factor") and value is not None and not float(str(value)) > 0:
+                raise ModelLoadError(f"The rotary scaling's {name} is {value!r}; it must be a positive number.")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly.")
         if self.head_dim < 2 or self.head_dim % 2:
@@ -151,11 +160,14 @@ def read_spec(path: Path, load_format: str = "auto") -> ModelSpec:
     from pagedlc_engine.model.loaders.safetensors import check_safetensors
 
     kind, where = find_format(path, load_format)
-    if kind == "gguf" or (kind == "dummy" and where.is_file()):
-        spec = spec_from_gguf(GGUFFile.open(where))
-    else:
-        spec = spec_from_folder(where)
-    spec.check()
+    try:
+        if kind == "gguf" or (kind == "dummy" and where.is_file()):
+            spec = spec_from_gguf(GGUFFile.open(where))
+        else:
+            spec = spec_from_folder(where)
+        spec.check()
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
+        raise ModelLoadError(f"{where}: the model's description holds a value that makes no sense: {error}") from error
     if kind == "safetensors":
         check_safetensors(where, spec)
     return spec

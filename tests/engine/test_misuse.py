@@ -1,0 +1,168 @@
+"""What a user may get wrong costs that user an error, and nobody else anything."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny_model, tiny_llm
+
+from pagedlc import (
+    LLM,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelLoadError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+    SamplingParams,
+    UnsupportedModelError,
+)
+from pagedlc.registry import Registry
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    with tiny_llm(tmp_path, max_num_seqs=2) as made:
+        yield made
+
+
+def busy(llm: LLM) -> tuple[list[threading.Thread], list[int]]:
+    """Six requests, of which four wait."""
+    lengths: list[int] = []
+
+    def ask() -> None:
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
+        lengths.append(len(llm.generate([[1, 2]], params)[0].outputs[0].token_ids))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    return threads, lengths
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"priority": "high"}, {"priority": None}, {"cache_salt": 5}],
+)
+def test_wrong_types_are_the_callers_error_while_others_run(llm: LLM, options: dict[str, Any]) -> None:
+    llm.load()
+    threads, lengths = busy(llm)
+    with pytest.raises(InvalidRequestError, match=next(iter(options))):
+        llm.generate([[1]], SamplingParams(max_tokens=2), **options)
+    for thread in threads:
+        thread.join(60)
+    assert lengths == [60] * 6
+
+
+def test_abort_takes_one_id_or_several_and_nothing_else(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2], SamplingParams(max_tokens=400, ignore_eos=True), request_id="a")
+    next(stream)
+    llm.abort(["a", "never was"])
+    assert [chunk.finish_reason for chunk in stream][-1] == "abort"
+    with pytest.raises(InvalidRequestError, match="string"):
+        llm.abort([["a"]])  # type: ignore[list-item]
+    assert llm.generate([[1]], SamplingParams(max_tokens=2, ignore_eos=True))[0].finished
+
+
+@pytest.mark.parametrize("value", [0, 2.5, float("nan"), "3", None])
+def test_max_num_seqs_is_a_whole_number_from_one(llm: LLM, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="whole number from 1"):
+        llm.configure(max_num_seqs=value)
+
+
+@pytest.mark.parametrize("values", [{"min_tokens": 2**63, "max_tokens": None}, {"temperature": 1e39}])
+def test_numbers_beyond_reason_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=next(iter(values))):
+        SamplingParams(**values)
+
+
+@pytest.mark.parametrize("prompt", [b"hello", {1: 2, "a": 3}, {"prompt": {"prompt": "x"}}])
+def test_what_is_no_prompt_is_said_so(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt"):
+        llm.generate(prompt)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"abc", ["a"], "x" * 300, "~nosuchuser/x", "a\0b"])
+def test_what_names_no_model(name: Any) -> None:
+    with pytest.raises(ModelNotFoundError):
+        LLM(name)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 0},
+        {"rms_norm_eps": "x"},
+        {"rope_theta": -1.0},
+        {"max_position_embeddings": -5},
+        {"rope_scaling": {"rope_type": "linear", "factor": "x"}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 0}},
+    ],
+)
+def test_a_description_that_makes_no_sense(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = make_tiny_model(tmp_path / "tiny", **changes)
+    with pytest.raises(ModelLoadError):
+        LLM(str(path), load_format="dummy")
+
+
+def test_an_architecture_given_as_a_text_is_understood(tmp_path: Path) -> None:
+    LLM(str(make_tiny_model(tmp_path / "one", architectures="LlamaForCausalLM")), load_format="dummy")
+    with pytest.raises(UnsupportedModelError, match="OtherForCausalLM"):
+        LLM(str(make_tiny_model(tmp_path / "two", architectures="OtherForCausalLM")), load_format="dummy")
+
+
+def test_json_nested_without_end(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "tiny")
+    (path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelLoadError):
+        LLM(str(path), load_format="dummy")
+
+
+def test_weights_that_fit_no_memory(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "tiny", vocab_size=2**40)
+    with pytest.raises(OutOfMemoryError, match="weights"):
+        LLM(str(path), load_format="dummy", quantization=None, num_blocks=10).load()
+
+
+def test_thousands_of_choices(llm: LLM) -> None:
+    choices = [f"no. {number}: ({number * 7}|x)" for number in range(5000)]
+    params = SamplingParams(max_tokens=30, seed=1, structured_outputs={"choice": choices})
+    assert llm.generate([[1, 2]], params)[0].outputs[0].text in choices
+
+
+def test_a_dead_engine_is_not_shared_any_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedlc_engine.scheduler import Scheduler
+
+    registry = Registry()
+    options: dict[str, Any] = {"load_format": "dummy", "quantization": None, "num_blocks": 50}
+    path = str(make_tiny_model(tmp_path / "tiny"))
+    first = registry.get(path, **options)
+    assert registry.get(path, **options) is first
+    with monkeypatch.context() as broken:
+        broken.setattr(Scheduler, "schedule", lambda self: 1 / 0)
+        with pytest.raises(EngineDeadError):
+            first.generate([[1]])
+    second = registry.get(path, **options)
+    assert second is not first
+    assert second.generate([[1]], SamplingParams(max_tokens=2, ignore_eos=True))[0].finished
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_stream_carried_into_a_forked_process_ends_with_an_error(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2], SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    child = os.fork()
+    if child == 0:
+        try:
+            list(stream)
+        except EngineDeadError:
+            os._exit(17)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+    stream.close()
