@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 from pagedlc_engine.errors import PagedLCError
 
 __all__ = ["SUPPORTED_SUFFIXES", "Document", "DocumentError", "load_documents"]
+
+logger = logging.getLogger(__name__)
 
 TEXT_SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".text")
 SUPPORTED_SUFFIXES = (*TEXT_SUFFIXES, ".pdf")
@@ -36,7 +40,8 @@ class Document:
 def load_documents(path: str | Path) -> list[Document]:
     """Read a file, or every supported file in a folder and below, in order of name.
 
-    Hidden files and folders, and files of other types in a folder, are left out.
+    Hidden files and folders, and files of other types in a folder, are left out; so are damaged ones, with a warning
+    in the log.
 
     Args:
         path: A ``.txt``, ``.md``, ``.rst`` or ``.pdf`` file, or a folder. PDFs need ``pypdf``.
@@ -47,13 +52,24 @@ def load_documents(path: str | Path) -> list[Document]:
     path = Path(path).expanduser()
     if not path.exists():
         raise DocumentError(f"No such file or folder: {path}")
+    if not os.access(path, os.R_OK):
+        raise DocumentError(f"{path} may not be read.")
     documents: list[Document] = []
+    problems: list[DocumentError] = []
     for file in _files(path):
-        name = file.name if file == path else file.relative_to(path).as_posix()
-        documents.extend(_read_pdf(file, name) if file.suffix.lower() == ".pdf" else _read_text(file, name))
+        try:
+            documents.extend(_read(file, file.name if file == path else file.relative_to(path).as_posix()))
+        except DocumentError as error:
+            problems.append(error)
     if not documents:
-        raise DocumentError(f"There is no text in {path}.")
+        raise problems[0] if problems else DocumentError(f"There is no text in {path}.")
+    for problem in problems:
+        logger.warning("Left out: %s", problem)
     return documents
+
+
+def _read(file: Path, name: str) -> list[Document]:
+    return _read_pdf(file, name) if file.suffix.lower() == ".pdf" else list(_read_text(file, name))
 
 
 def _files(path: Path) -> list[Path]:

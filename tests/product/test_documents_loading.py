@@ -92,3 +92,12 @@ def test_pdf_without_pypdf_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "pypdf", None)
     with pytest.raises(DocumentError, match="pip install pypdf"):
         load_documents(tmp_path)
+
+
+def test_a_damaged_file_does_not_keep_the_others_of_its_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "good.txt").write_text("The well is in the yard.")
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfa broken")
+    assert [document.source for document in load_documents(tmp_path)] == ["good.txt"]
+    assert "bad.txt" in caplog.text
