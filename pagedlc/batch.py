@@ -11,6 +11,7 @@ from pagedlc.prefix import PrefixHistory
 from pagedlc.prompts import PreparedRequest
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.client import EngineClient, Mailbox
+from pagedlc_engine.errors import own_copy
 from pagedlc_engine.request import TokenDelta
 
 __all__ = ["RequestBatch"]
@@ -38,15 +39,16 @@ class RequestBatch:
         whole: bool = False,
     ) -> None:
         self.mailbox = Mailbox(sum(item.request.params.n for item in requests))
-        self._client = client
         self._history = history
         self._readers = {
             item.request.request_id: RequestReader(tokenizer, item.request, item.text) for item in requests
         }
-        self._handles = [
-            client.submit(replace(item.request, whole=whole and not item.request.params.stop), self.mailbox)
+        self._handles = {
+            item.request.request_id: client.submit(
+                replace(item.request, whole=whole and not item.request.params.stop), self.mailbox
+            )
             for item in requests
-        ]
+        }
 
     def chunks(self, deltas: Sequence[TokenDelta]) -> Iterator[CompletionChunk]:
         """What deltas add to the answers; an answer that a stop string completes is aborted in the engine.
@@ -56,12 +58,12 @@ class RequestBatch:
         """
         for delta in deltas:
             if delta.error is not None:
-                raise delta.error
+                raise own_copy(delta.error)
             chunk = self._readers[delta.request_id].read(delta)
             if chunk is None:
                 continue
             if chunk.finish_reason is not None and delta.finish_reason is None:
-                self._client.abort(delta.request_id, delta.index)
+                self._handles[delta.request_id].abort(delta.index)
             yield chunk
 
     def read(self, deltas: Sequence[TokenDelta]) -> int:
@@ -75,7 +77,7 @@ class RequestBatch:
 
     def close(self) -> None:
         """Give up whatever is not finished."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.close()
         for reader in self._readers.values():
             answer = reader.result().outputs[0]

@@ -110,17 +110,24 @@ class LLM:
     @property
     def usable(self) -> bool:
         """False after :meth:`close`, and when the engine has failed."""
-        return not self._closed and (self._client is None or not self._client.ended)
+        client = self._client
+        return not self._closed and (client is None or not client.ended)
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for LLMs that answer alike and could share one engine."""
-        return (self.config, self._files.tokenizer, *map(str, (self._tokenizer_source, self._chat_template_source)))
+        return (
+            self.config,
+            self._files.tokenizer,
+            self._trust_remote_code,
+            *map(str, (self._tokenizer_source, self._chat_template_source)),
+        )
 
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus answer in tokens."""
-        return self._max_model_len if self._client is None else self._client.max_model_len
+        client = self._client
+        return self._max_model_len if client is None else client.max_model_len
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -151,8 +158,9 @@ class LLM:
         return self
 
     def _ready(self) -> EngineClient:
-        if self._client is not None and not self._closed:
-            return self._client
+        client = self._client
+        if client is not None and not self._closed:
+            return client
         with self._lock:
             if self._closed:
                 raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
@@ -363,9 +371,10 @@ class LLM:
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         if not all(isinstance(item, str) for item in request_ids):
             raise InvalidRequestError(f"A request id is a string; these are not all: {request_ids!r}")
-        if self._client is not None:
+        client = self._client
+        if client is not None:
             for item in request_ids:
-                self._client.abort(item)
+                client.abort(item)
 
     def interrupt(self, name: str) -> int:
         """End answers within a step, by the id of their run or conversation; they keep the text they have.
@@ -377,7 +386,8 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Queues, KV usage, prefix cache and speed, as of the last step."""
-        return EngineStats() if self._client is None else self._client.stats()
+        client = self._client
+        return EngineStats() if client is None else client.stats()
 
     def configure(self, *, max_num_seqs: int) -> None:
         """Change how many answers may run at once."""
@@ -407,15 +417,17 @@ class LLM:
             0,
             cache_salt,
         ).request
-        cached = 0 if self._client is None else self._client.count_cached_tokens(request)
+        client = self._client
+        cached = 0 if client is None else client.count_cached_tokens(request)
         return explain(
             request.prompt_token_ids, cache_salt, cached, self._history, self.tokenizer, self.config.block_size
         )
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
-        if self._client is not None:
-            self._client.reset_prefix_cache()
+        client = self._client
+        if client is not None:
+            client.reset_prefix_cache()
 
     # -- the way of a request -------------------------------------------------------------------------
 

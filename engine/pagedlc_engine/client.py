@@ -15,11 +15,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from pagedlc_engine.engine import Engine
-from pagedlc_engine.errors import EngineClosedError, EngineDeadError, InvalidRequestError, PagedLCError
+from pagedlc_engine.errors import EngineClosedError, EngineDeadError, InvalidRequestError, PagedLCError, own_copy
 from pagedlc_engine.kv.hashing import hash_blocks, root_key
 from pagedlc_engine.loop import Abort, Configure, CountCached, EngineThread, Output, ResetPrefixCache, Submit
 from pagedlc_engine.request import Request, TokenDelta
@@ -42,6 +43,9 @@ class Mailbox:
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
+        self._done = False
+        #: The callers' names of the requests, by the engine's.
+        self.names: dict[str, str] = {}
         self._queue: SimpleQueue[TokenDelta | None] = SimpleQueue()
         self._process = os.getpid()
         self._waiters: deque[_Waiter] = deque()
@@ -52,6 +56,7 @@ class Mailbox:
         if delta.finish_reason is not None:
             self._expected -= 1
             if self._expected == 0:
+                self._done = True
                 self._queue.put(None)
         woken = []
         while self._waiters:
@@ -69,7 +74,7 @@ class Mailbox:
         if first is None:
             self._queue.put(None)
             return []
-        return _merge([first, *self._take_waiting()])
+        return self._merge([first, *self._take_waiting()])
 
     async def take_async(self) -> list[TokenDelta]:
         """:meth:`take` for asyncio."""
@@ -82,12 +87,15 @@ class Mailbox:
             try:
                 first = self._queue.get_nowait()
             except Empty:
+                # Done and empty: another taker holds the end mark for a moment, and nobody would wake this one.
+                if self._done:
+                    return []
                 await waiter[1]
                 continue
             if first is None:
                 self._queue.put(None)
                 return []
-            return _merge([first, *self._take_waiting()])
+            return self._merge([first, *self._take_waiting()])
 
     def _take_waiting(self) -> Iterator[TokenDelta]:
         while True:
@@ -100,6 +108,13 @@ class Mailbox:
                 return
             yield delta
 
+    def _merge(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
+        merged: dict[tuple[str, int], TokenDelta] = {}
+        for delta in deltas:
+            key = (delta.request_id, delta.index)
+            merged[key] = _join(merged[key], delta) if key in merged else delta
+        return [replace(delta, request_id=self.names[delta.request_id]) for delta in merged.values()]
+
 
 def _check_process(owner: int) -> None:
     if os.getpid() != owner:
@@ -107,16 +122,6 @@ def _check_process(owner: int) -> None:
             "This engine belongs to the process that this one was forked from. Make a new one here "
             "(or start worker processes with 'spawn')."
         )
-
-
-def _merge(deltas: list[TokenDelta]) -> list[TokenDelta]:
-    if len(deltas) < 2:
-        return deltas
-    merged: dict[tuple[str, int], TokenDelta] = {}
-    for delta in deltas:
-        key = (delta.request_id, delta.index)
-        merged[key] = _join(merged[key], delta) if key in merged else delta
-    return list(merged.values())
 
 
 def _join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
@@ -136,8 +141,9 @@ class RequestHandle:
     up and frees its KV blocks within one step.
     """
 
-    def __init__(self, client: EngineClient, request_id: str, mailbox: Mailbox) -> None:
+    def __init__(self, client: EngineClient, request_id: str, key: str, mailbox: Mailbox) -> None:
         self.request_id = request_id
+        self._key = key
         self._client = client
         self._mailbox = mailbox
 
@@ -152,11 +158,11 @@ class RequestHandle:
 
     def abort(self, index: int | None = None) -> None:
         """Give up the request or one of its answers; its last delta comes with ``finish_reason="abort"``."""
-        self._client.abort(self.request_id, index)
+        self._client.abort_key(self._key, index)
 
     def close(self) -> None:
         """Give up the request, if it is not finished; no further delta comes."""
-        self._client.drop(self.request_id)
+        self._client.drop(self._key)
 
     def __del__(self) -> None:
         self.close()
@@ -165,7 +171,7 @@ class RequestHandle:
 def _checked(deltas: list[TokenDelta]) -> list[TokenDelta]:
     for delta in deltas:
         if delta.error is not None:
-            raise delta.error
+            raise own_copy(delta.error)
     return deltas
 
 
@@ -173,6 +179,7 @@ def _checked(deltas: list[TokenDelta]) -> list[TokenDelta]:
 class _Pending:
     """A request on its way, and which of its answers are unfinished."""
 
+    request_id: str
     mailbox: Mailbox
     open: set[int]
 
@@ -196,6 +203,10 @@ class EngineClient:
         self._block_size = cache.block_size
         self._hash_prompts = cache.enable_prefix_caching
         self._lock = threading.Lock()
+        # The engine gets names of the client's making: a caller may use a name again while the engine is still busy
+        # giving up its last request of that name.
+        self._keys: dict[str, str] = {}
+        self._serials = itertools.count()
         self._pending: dict[str, _Pending] = {}
         self._queries: dict[int, Future[int]] = {}
         self._query_ids = itertools.count()
@@ -219,30 +230,47 @@ class EngineClient:
             InvalidRequestError: The request id is in use, or :func:`check_request` objects.
         """
         check_request(request, self._vocab_size, self.max_model_len)
-        request = replace(request, block_hashes=self._block_hashes(request), arrival_time=time.monotonic())
+        name = request.request_id
+        hashes = self._block_hashes(request)
         box = mailbox or Mailbox(request.params.n)
         with self._lock:
             self._check_alive()
-            if request.request_id in self._pending:
-                raise InvalidRequestError(f"A request with id {request.request_id!r} is running already.")
-            self._pending[request.request_id] = _Pending(box, set(range(request.params.n)))
-            self._thread.send(Submit(request))
-        return RequestHandle(self, request.request_id, box)
+            if name in self._keys:
+                raise InvalidRequestError(f"A request with id {name!r} is running already.")
+            key = f"{name}/{next(self._serials)}"
+            self._keys[name] = key
+            box.names[key] = name
+            self._pending[key] = _Pending(name, box, set(range(request.params.n)))
+            now = time.monotonic()
+            self._thread.send(Submit(replace(request, request_id=key, block_hashes=hashes, arrival_time=now)))
+        return RequestHandle(self, name, key, box)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Give up a request, or one of its answers. Unknown and finished ids are ignored."""
-        if self._ended is None:
-            self._thread.send(Abort(request_id, index))
+        key = self._keys.get(request_id)
+        if key is not None:
+            self.abort_key(key, index)
 
-    def drop(self, request_id: str) -> None:
+    def abort_key(self, key: str, index: int | None = None) -> None:
+        """:meth:`abort` by the engine's name for a request."""
+        if self._ended is None:
+            self._thread.send(Abort(key, index))
+
+    def drop(self, key: str) -> None:
         """Give up a request whose deltas nobody will read."""
-        if self._pending.pop(request_id, None) is not None:
-            self.abort(request_id)
+        if self._forget(key):
+            self.abort_key(key)
+
+    def _forget(self, key: str) -> bool:
+        pending = self._pending.pop(key, None)
+        if pending is not None and self._keys.get(pending.request_id) == key:
+            del self._keys[pending.request_id]
+        return pending is not None
 
     @property
     def ended(self) -> bool:
-        """Whether the engine was closed or has failed."""
-        return self._ended is not None
+        """Whether the engine was closed, has failed, or was left behind in the process that forked this one."""
+        return self._ended is not None or os.getpid() != self._process
 
     def stats(self) -> EngineStats:
         """The snapshot of the last step."""
@@ -291,7 +319,7 @@ class EngineClient:
         if isinstance(self._ended, EngineClosedError):
             raise EngineClosedError("The engine is closed; make a new one.")
         if self._ended is not None:
-            raise self._ended
+            raise own_copy(self._ended)
 
     def _deliver(self, output: Output) -> None:
         self._stats = output.stats
@@ -304,7 +332,7 @@ class EngineClient:
                 continue
             waiters += pending.put(delta)
             if not pending.open:
-                self._pending.pop(delta.request_id, None)
+                self._forget(delta.request_id)
         _wake(waiters)
         if output.died is not None:
             self._end(output.died)
@@ -314,6 +342,7 @@ class EngineClient:
             if self._ended is None:
                 self._ended = error
             unfinished, self._pending = self._pending, {}
+            self._keys.clear()
             unanswered, self._queries = self._queries, {}
         for query in unanswered.values():
             query.set_exception(error)
@@ -341,7 +370,8 @@ def _wake(waiters: list[_Waiter]) -> None:
     for loop, future in waiters:
         by_loop.setdefault(loop, []).append(future)
     for loop, futures in by_loop.items():
-        if not loop.is_closed():
+        # A loop may be closed at any time; whoever waited there is gone.
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, futures)
 
 

@@ -1,6 +1,6 @@
 """The engine's options, validated once and frozen.
 
-Names are vLLM's where vLLM has the option, and the same in Python, YAML and on the command line.
+Names are vLLM's where vLLM has the option, and the same in Python and on the command line.
 """
 
 from __future__ import annotations

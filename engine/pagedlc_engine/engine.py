@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.device import Placement, num_kv_blocks, place
-from pagedlc_engine.errors import ConfigError, InvalidRequestError, OutOfMemoryError, PagedLCError
+from pagedlc_engine.errors import ConfigError, InvalidRequestError, OutOfMemoryError, PagedLCError, without_frames
 from pagedlc_engine.grammar import GrammarCompiler, TokenVocabulary
 from pagedlc_engine.grammar.waiting import GrammarQueue, WaitingForGrammar
 from pagedlc_engine.kv.block_pool import BlockPool
@@ -61,6 +61,7 @@ class Engine:
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._launched: deque[tuple[StepPlan, PendingResult]] = deque()
         self._num_steps = 0
+        self._num_counted = 0
         self._rates: deque[tuple[float, float, int]] = deque()
 
     def add(self, request: Request) -> None:
@@ -105,7 +106,7 @@ class Engine:
                 deltas += self.scheduler.fail_step(plan, _step_error(error))
         if self._launched and (plan is None or len(self._launched) > self._run_ahead):
             deltas += self._take_in(*self._launched.popleft())
-        self._count(start, deltas)
+        self._count(start)
         return deltas
 
     def _queue_compiled(self) -> list[TokenDelta]:
@@ -126,12 +127,19 @@ class Engine:
         try:
             return self.scheduler.update(plan, pending.get())
         except Exception as error:
-            return self.scheduler.fail_step(plan, _step_error(error))
+            failed = _step_error(error)
+            deltas = self.scheduler.fail_step(plan, failed)
+            # Steps launched meanwhile may have read what this one should have written.
+            while self._launched:
+                deltas += self.scheduler.fail_step(self._launched.popleft()[0], failed)
+            return deltas
 
-    def _count(self, start: float, deltas: list[TokenDelta]) -> None:
+    def _count(self, start: float) -> None:
         self._num_steps += 1
         now = time.monotonic()
-        self._rates.append((now, now - start, sum(len(delta.token_ids) for delta in deltas)))
+        generated = self.scheduler.num_generated
+        self._rates.append((now, now - start, generated - self._num_counted))
+        self._num_counted = generated
         while self._rates[0][0] < now - RATE_WINDOW_SECONDS:
             self._rates.popleft()
 
@@ -174,7 +182,7 @@ def _step_error(error: Exception) -> PagedLCError:
         )
     else:
         made = PagedLCError(f"A step of the engine failed: {type(error).__name__}: {text}")
-    made.__cause__ = error
+    made.__cause__ = without_frames(error)
     return made
 
 
@@ -249,7 +257,7 @@ def _load(
             max_model_len,
         )
     except RuntimeError as error:
-        raise _load_error(error) from error
+        raise _load_error(error) from without_frames(error)
 
 
 def check_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

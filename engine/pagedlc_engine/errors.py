@@ -6,6 +6,9 @@ thing (``ValueError``, ``FileNotFoundError`` …) the class inherits from it too
 
 from __future__ import annotations
 
+import copy
+import traceback
+
 __all__ = [
     "ConfigError",
     "EngineClosedError",
@@ -17,6 +20,8 @@ __all__ = [
     "PagedLCError",
     "PromptTooLongError",
     "UnsupportedModelError",
+    "own_copy",
+    "without_frames",
 ]
 
 
@@ -58,3 +63,16 @@ class EngineClosedError(PagedLCError, RuntimeError):
 
 class EngineDeadError(PagedLCError, RuntimeError):
     """The engine's loop ended by an error that was nobody's request; make a new engine."""
+
+
+def own_copy(error: PagedLCError) -> PagedLCError:
+    """The same error for one more caller: an exception collects the frames of everyone who raises it."""
+    made = copy.copy(error)
+    made.__cause__ = error.__cause__
+    return made
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Let go of the variables in an error's frames, which may be a whole model; the traceback stays readable."""
+    traceback.clear_frames(error.__traceback__)
+    return error

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from pagedlc_engine.engine import Engine, failed_delta
-from pagedlc_engine.errors import EngineDeadError, PagedLCError
+from pagedlc_engine.errors import EngineDeadError, PagedLCError, without_frames
 from pagedlc_engine.request import Request, TokenDelta
 from pagedlc_engine.stats import EngineStats
 
@@ -138,7 +138,7 @@ def _run(owned: list[Engine], inbox: SimpleQueue[Command | None], deliver: Deliv
     except Exception as error:
         logger.exception("The engine's loop failed.")
         died = EngineDeadError(f"The engine failed and cannot go on: {type(error).__name__}: {error}")
-        died.__cause__ = error
+        died.__cause__ = without_frames(error)
         deliver(Output([], stats, died=died))
     finally:
         engine.close()

@@ -63,7 +63,7 @@ class SamplingParams(BaseModel):
             (or a stop string or stop token) cuts off is the beginning of such an answer.
 
     Raises:
-        InvalidRequestError: A value is out of range, or an option is unknown (from :meth:`create`).
+        InvalidRequestError: A value is out of range, or a parameter is unknown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

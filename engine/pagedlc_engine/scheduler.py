@@ -13,6 +13,7 @@ import itertools
 import time
 from bisect import insort
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pagedlc_engine.errors import InvalidRequestError, PagedLCError
@@ -54,7 +55,7 @@ class Scheduler:
         self._num_arrived = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
-        self._generation_tokens = 0
+        self.num_generated = 0
         self._num_preemptions = 0
 
     # -- requests come and go -------------------------------------------------------------------------
@@ -309,7 +310,7 @@ class Scheduler:
             return self._finish(sequence, "error", error=PagedLCError(result.failures[at]))
         token = result.token_ids[at]
         sequence.tokens.append(token)
-        self._generation_tokens += 1
+        self.num_generated += 1
         if sequence.timings.first_token is None:
             sequence.timings.first_token = time.monotonic()
         logprobs = result.logprobs[at]
@@ -354,7 +355,7 @@ class Scheduler:
             stop_reason=stop_reason,
             prompt_logprobs=sequence.prompt_logprobs if first and params.prompt_logprobs is not None else None,
             num_cached_tokens=sequence.num_cached_tokens,
-            timings=sequence.timings,
+            timings=replace(sequence.timings),
             error=error,
         )
 
@@ -410,7 +411,7 @@ class Scheduler:
             kv_cache_usage=1.0 - pool.num_free / pool.num_usable,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
-            generation_tokens=self._generation_tokens,
+            generation_tokens=self.num_generated,
             num_preemptions=self._num_preemptions,
             max_num_seqs=self.max_num_seqs,
         )

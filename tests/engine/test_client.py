@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 from tiny_models import tiny_llm
 
-from pagedlc import LLM, EngineClosedError, EngineDeadError, InvalidRequestError, PromptTooLongError, SamplingParams
+from pagedlc import (
+    LLM,
+    EngineClosedError,
+    EngineDeadError,
+    InvalidRequestError,
+    PagedLCError,
+    PromptTooLongError,
+    SamplingParams,
+)
+from pagedlc_engine.client import RequestHandle
+from pagedlc_engine.request import Request
 
 
 @pytest.fixture
@@ -258,3 +268,72 @@ def test_an_engine_that_dies_tells_everyone(llm: LLM, monkeypatch: pytest.Monkey
         list(stream)
     with pytest.raises(EngineDeadError, match="a bug"):
         llm.generate([[1]], params(2))
+
+
+def test_an_id_can_be_used_again_as_soon_as_its_stream_is_closed(llm: LLM) -> None:
+    for _ in range(6):
+        stream = llm.generate_stream([1, 2], params(400), request_id="turn")
+        next(stream)
+        stream.close()
+        chunks = list(llm.generate_stream([1, 2], params(20), request_id="turn"))
+        assert chunks[-1].finish_reason == "length"
+        assert {chunk.request_id for chunk in chunks} == {"turn"}
+    eventually(lambda: all_blocks_free(llm))
+
+
+def test_readers_of_one_mailbox_all_come_to_its_end(llm: LLM) -> None:
+    async def read(handle: RequestHandle) -> list[int]:
+        return [token async for delta in handle for token in delta.token_ids]
+
+    client = llm.load()._ready()
+    for number in range(40):
+        handle = client.submit(Request(f"r{number}", [1, 2], params(3)))
+        tokens: list[int] = []
+        thread = threading.Thread(target=lambda h=handle, t=tokens: t.extend(i for d in h for i in d.token_ids))
+        thread.start()
+        found = asyncio.run(asyncio.wait_for(read(handle), 20))
+        thread.join(20)
+        assert not thread.is_alive()
+        assert len(found) + len(tokens) == 3
+
+
+def test_a_closed_event_loop_is_nobodys_problem(llm: LLM) -> None:
+    async def begin() -> None:
+        await anext(llm.agenerate_stream([1, 2], params(300)))
+
+    for _ in range(5):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(begin())
+        loop.close()
+    assert llm.generate([[1]], params(3))[0].finished
+
+
+def test_errors_do_not_keep_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    others, _threads = engine_parts()
+    llm = tiny_llm(tmp_path).load()
+    monkeypatch.setattr("pagedlc_engine.model.decoder.Decoder.compute_logits", lambda self, hidden: 1 / 0)
+    kept = []
+    for _ in range(2):
+        with pytest.raises(PagedLCError, match="ZeroDivisionError") as caught:
+            llm.generate([[1]], params(2))
+        kept.append(caught.value)
+    assert kept[0] is not kept[1]
+    llm.close()
+    del llm
+    gc.collect()
+    assert not engine_parts()[0] - others
+
+
+def test_timings_of_a_chunk_do_not_change_afterwards(llm: LLM) -> None:
+    chunks = list(llm.generate_stream([1, 2], params(30)))
+    assert chunks[0].timings.total_time is None
+    assert chunks[-1].timings.total_time is not None
+
+
+def test_speed_is_shown_while_whole_answers_are_made(llm: LLM) -> None:
+    thread = threading.Thread(target=lambda: llm.generate([[1, 2]], params(400)))
+    thread.start()
+    eventually(lambda: llm.stats().tokens_per_second > 0)
+    assert llm.stats().generation_tokens > 0
+    thread.join(60)

@@ -97,6 +97,6 @@ class AttentionBackend(Protocol):
         """Copy whole blocks in every layer, for copy-on-write.
 
         Args:
-            pairs: ``(source, destination)`` blocks; no block is both a source and a destination.
+            pairs: ``(source, destination)`` blocks; all sources are read before any destination is written.
         """
         ...

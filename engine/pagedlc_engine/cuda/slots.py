@@ -36,7 +36,7 @@ def samples_in_graph(sequence: Sequence) -> bool:
     """Whether temperature is all that this sequence asks of the sampler."""
     params = sequence.request.params
     return (
-        getattr(sequence, "matcher", None) is None
+        sequence.matcher is None
         and params.top_k in (-1, 0, 1)
         and (params.top_p == 1.0 or params.top_k == 1)
         and params.min_p == 0.0
