@@ -3,72 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from langchain_pagedlc._results import Describer
 from pagedlc import LLM, InvalidRequestError, SamplingParams, StructuredOutputsParams
-from pagedlc.tools import CallGrammar, ChatTurn, TurnDelta
+from pagedlc.tools import ChatTurn, TurnDelta
 from pagedlc.turns import Interruption, astream_turn, stream_turn
 
-__all__ = ["ChatCall", "FormedTurn", "structured_outputs_of"]
-
-
-class FormedTurn(ChatTurn):
-    """A turn whose answer may have to have a form, beside tools and after thoughts.
-
-    With tools, ``structured_outputs`` of the parameters is the form of an answer that calls none.
-    """
-
-    def sampling_params(self, params: SamplingParams) -> SamplingParams:
-        """See :meth:`ChatTurn.sampling_params`."""
-        form = params.structured_outputs
-        if form is None:
-            return super().sampling_params(params)
-        free = super().sampling_params(params.replace(structured_outputs=None))
-        return free.replace(structured_outputs=self._form(form))
-
-    def _form(self, form: StructuredOutputsParams) -> StructuredOutputsParams:
-        if self.choice.mode == "required":
-            return self._calls_only().to_structured_outputs()
-        if not self.choice.active and not self._thinking:
-            return form
-        answer = _as_tag(form)
-        if self._thinking and self._tags is not None:
-            closing = {"type": "const_string", "value": self._tags.closing}
-            blank = {"type": "regex", "pattern": r"[ \n]{0,4}"}
-            answer = {"type": "sequence", "elements": [{"type": "any_text"}, closing, blank, answer]}
-        if self.choice.active:
-            calls = json.loads(self._calls_only().to_structured_outputs().structural_tag)
-            answer = {"type": "or", "elements": [calls, answer]}
-        return StructuredOutputsParams(structural_tag=answer, disable_any_whitespace=True)
-
-    def _calls_only(self) -> CallGrammar:
-        grammar = self.grammar
-        assert grammar is not None
-        return replace(grammar, required=True)
-
-
-def _as_tag(form: StructuredOutputsParams) -> dict[str, Any]:
-    """A form as a piece of a structural tag."""
-    match form.kind:
-        case "json":
-            return {"type": "json_schema", "json_schema": json.loads(form.json)}
-        case "json_object":
-            return {"type": "json_schema", "json_schema": {"type": "object"}}
-        case "regex":
-            return {"type": "regex", "pattern": form.regex}
-        case "choice":
-            options = [{"type": "const_string", "value": option} for option in form.choice or ()]
-            return {"type": "or", "elements": options}
-        case "grammar":
-            return {"type": "grammar", "grammar": form.grammar}
-        case _:
-            tag: dict[str, Any] = json.loads(form.structural_tag)
-            inner: dict[str, Any] = tag.get("format", tag)
-            return inner
+__all__ = ["ChatCall", "structured_outputs_of"]
 
 
 def structured_outputs_of(response_format: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
@@ -130,7 +74,7 @@ class ChatCall:
 
     def turn(self, llm: LLM, messages: Sequence[Mapping[str, Any]]) -> ChatTurn:
         """The turn of a conversation that this call is."""
-        return FormedTurn(llm, messages, **self.turn_options)
+        return ChatTurn(llm, messages, **self.turn_options)
 
     def stream(self, llm: LLM, messages: Sequence[Mapping[str, Any]]) -> Generator[TurnDelta, None, None]:
         """Answer, piece by piece."""

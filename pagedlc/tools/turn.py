@@ -11,6 +11,7 @@ from pagedlc.messages import normalize_messages
 from pagedlc.outputs import CompletionChunk
 from pagedlc.reasoning import ReasoningSplitter, ReasoningTags, find_reasoning_tags
 from pagedlc.tools.events import AnswerEvent, ChatMessage
+from pagedlc.tools.form import formed_answer
 from pagedlc.tools.formats import RenderInput, ToolCallFormat, choose_format
 from pagedlc.tools.grammar import CallGrammar
 from pagedlc.tools.history import link_results
@@ -18,7 +19,6 @@ from pagedlc.tools.parser import CallParser, PlainParser
 from pagedlc.tools.reader import MessageReader
 from pagedlc.tools.spec import ChoiceArgument, ToolChoice, ToolSpec, resolve_choice, tool_specs
 from pagedlc.tools.stops import TextStops
-from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -129,21 +129,20 @@ class ChatTurn:
     def sampling_params(self, params: SamplingParams) -> SamplingParams:
         """The caller's parameters, with what this turn needs: the grammar, and special tokens that mark calls or
         thoughts left in the text. Stop strings are taken out where there may be calls: the reader looks for them, in
-        text only.
-
-        Raises:
-            InvalidRequestError: The parameters already hold the answer to a form that leaves no room for calls.
+        text only. ``structured_outputs`` of the caller is the form of the text: of what follows the thoughts, and, with
+        tools, of an answer that calls none.
         """
         changes: dict[str, Any] = {}
         if any(self._is_special(marker) for marker in self._markers()):
             changes["skip_special_tokens"] = False
-        if (grammar := self.grammar) is not None:
-            if params.structured_outputs is not None:
-                raise InvalidRequestError(
-                    "structured_outputs gives the answer a form that leaves no room for tool calls; take "
-                    "tool_choice='none' or no tools with it."
-                )
+        grammar = self.grammar
+        if params.structured_outputs is not None:
+            closing = self._tags.closing if self._thinking and self._tags is not None else None
+            required = self.choice.mode == "required"
+            changes["structured_outputs"] = formed_answer(params.structured_outputs, grammar, required, closing)
+        elif grammar is not None:
             changes["structured_outputs"] = grammar.to_structured_outputs()
+        if grammar is not None:
             changes["stop"] = ()
         return params.replace(**changes) if changes else params
 

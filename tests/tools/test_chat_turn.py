@@ -23,7 +23,6 @@ from tool_samples import (
 
 from pagedlc import LLM, SamplingParams
 from pagedlc.tools import ChatMessage, ChatTurn, ReasoningDelta, TextDelta, ToolCallArguments
-from pagedlc_engine.errors import InvalidRequestError
 from scripted_model import ScriptedLLM
 
 Make = Callable[..., ScriptedLLM]
@@ -165,10 +164,34 @@ async def test_turns_stream_natively_in_asyncio(scripted_llm: Make) -> None:
     assert all(called(message) == [("get_weather", ZURICH)] for message in messages)
 
 
-def test_structured_outputs_and_tools_cannot_both_have_the_answer(scripted_llm: Make) -> None:
-    turn = ChatTurn(scripted_llm("x"), ASK, TOOLS)
-    with pytest.raises(InvalidRequestError, match="leaves no room for tool calls"):
-        turn.sampling_params(PARAMS.replace(structured_outputs={"json_object": True}))
+FORMED = PARAMS.replace(structured_outputs={"json": {"type": "object", "properties": {"sky": {"enum": ["blue"]}}}})
+
+
+def test_beside_tools_a_form_is_that_of_an_answer_without_calls(scripted_llm: Make) -> None:
+    message = run(ChatTurn(scripted_llm('{"sky": "blue"}'), ASK, TOOLS), FORMED)
+    assert json.loads(message.text) == {"sky": "blue"}
+    message = run(ChatTurn(scripted_llm(NOW), ASK, TOOLS), FORMED)
+    assert called(message) == [("now", "{}")]
+
+
+def test_where_a_call_is_required_a_form_has_nothing_to_hold_for(scripted_llm: Make) -> None:
+    message = run(ChatTurn(scripted_llm(NOW), ASK, TOOLS, tool_choice="required"), FORMED)
+    assert called(message) == [("now", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [({"choice": ["yes", "no"]}, "no"), ({"regex": "[0-9]{3}"}, "042"), ({"json_object": True}, "{}")],
+)
+def test_a_form_holds_for_the_answer_and_not_for_opened_thoughts(
+    scripted_llm: Make, tmp_path: Path, form: dict[str, Any], answer: str
+) -> None:
+    opening = tmp_path / "opening.jinja"
+    opening.write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think></think>\n<think>\n")
+    llm = scripted_llm(f"Hm, hm.</think>{answer}", chat_template=str(opening))
+    message = run(ChatTurn(llm, ASK), PARAMS.replace(structured_outputs=form))
+    assert message.reasoning.strip() == "Hm, hm."
+    assert message.text == answer
 
 
 def test_without_tools_parameters_are_handed_on_as_they_are(scripted_llm: Make) -> None:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 import pagedlc
 from llama_index.llms.pagedlc.responses import Answer, AnswerCollector
 from llama_index.llms.pagedlc.text import TextTurn
-from llama_index.llms.pagedlc.turn import FormedTurn
 from pagedlc.tools import ChatTurn, TurnDelta
 from pagedlc.turns import Interruption, astream_turn, stream_turn
 from pagedlc_engine.errors import InvalidRequestError
@@ -100,7 +99,7 @@ def _ask(llm: pagedlc.LLM, call: Call) -> _Asked:
     if isinstance(call.prompt, str):
         turn = cast(ChatTurn, TextTurn(llm, call.prompt))  # can all that is needed here
     else:
-        turn = FormedTurn(llm, call.prompt, **call.turn)
+        turn = ChatTurn(llm, call.prompt, **call.turn)
     return _Asked(llm, call, turn, AnswerCollector(llm.model_name, llm.tokenizer.token_text))
 
 
