@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 from langchain_core.callbacks import Callbacks
@@ -33,11 +33,12 @@ class ManyRunsChat(BaseChatModel):
     ) -> Iterator[AIMessageChunk]:
         """Answer, piece by piece; the pieces add up to the answer of :meth:`invoke`."""
         config, run = with_run_id(config)
-        chunks = super().stream(input, config, stop=stop, **kwargs)
-        with running_in(run):
-            first = next(chunks)
-        yield first
-        yield from chunks
+        stream: Any = super().stream(input, config, stop=stop, **kwargs)
+        with closing(stream) as chunks:
+            with running_in(run):
+                first = next(chunks)
+            yield first
+            yield from chunks
 
     async def astream(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pagedlc import ConfigError
+from pagedlc.foreign import FOREIGN_OPTIONS, refuse_foreign
 from pagedlc_engine.config import EngineConfig, check_option_names
 
 __all__ = ["ENGINE_OPTIONS", "arrange_options"]
@@ -14,29 +14,6 @@ __all__ = ["ENGINE_OPTIONS", "arrange_options"]
 #: Options of the engine itself. The model is a field of its own.
 ENGINE_OPTIONS: Final = frozenset(EngineConfig.model_fields) - {"model"}
 
-
-@dataclass(frozen=True, slots=True)
-class _Foreign:
-    """An option of vLLM's classes, or of models behind a network, that this engine does not have.
-
-    Args:
-        neutral: Values that ask for nothing special; they are accepted and dropped. ``None``: all of them.
-        advice: What to do instead of any other value.
-    """
-
-    neutral: tuple[Any, ...] | None
-    advice: str = ""
-
-
-_FOREIGN: Final[Mapping[str, _Foreign]] = {
-    "tensor_parallel_size": _Foreign((None, 1), "One engine runs on one device: use 1."),
-    "pipeline_parallel_size": _Foreign((None, 1), "One engine runs on one device: use 1."),
-    "use_beam_search": _Foreign((None, False), "Beam search is not available: sample with n and temperature."),
-    "download_dir": _Foreign((None,), "Set the environment variable HF_HOME to move the download cache."),
-    "timeout": _Foreign((None,), "Limit the answer with max_tokens, or cancel the call (asyncio.timeout)."),
-    "max_retries": _Foreign(None),
-    "client": _Foreign((None,), "The engine is made from 'model' and the engine options."),
-}
 
 #: Fields that hold a mapping of further options.
 _NESTED: Final = ("vllm_kwargs", "engine_options")
@@ -61,7 +38,7 @@ def arrange_options(
     """
     arranged: dict[str, Any] = {}
     engine: dict[str, Any] = {}
-    known = {*fields, *aliases, *ENGINE_OPTIONS, *_FOREIGN, "best_of", *_NESTED}
+    known = {*fields, *aliases, *ENGINE_OPTIONS, *FOREIGN_OPTIONS, "best_of", *_NESTED}
     check_option_names(given, known)
     for name, value in given.items():
         if name in _NESTED:
@@ -72,7 +49,7 @@ def arrange_options(
                 elif inner in ENGINE_OPTIONS:
                     _put(engine, inner, inner_value)
                 else:
-                    _check_foreign(inner, inner_value)
+                    refuse_foreign(inner, inner_value)
         elif name in fields or name in aliases:
             _put(arranged, aliases.get(name, name), value)
         elif name in ENGINE_OPTIONS:
@@ -80,26 +57,20 @@ def arrange_options(
         elif name == "best_of":
             _check_best_of(value, given.get("n", 1))
         else:
-            _check_foreign(name, value)
+            refuse_foreign(name, value)
     return {**arranged, "engine_options": engine}
 
 
 def _check_nested(name: str, value: Any, model_fields: Collection[str]) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{name} must be a mapping of option names to values, not {type(value).__name__}.")
-    check_option_names(value or {}, {*model_fields, *ENGINE_OPTIONS, *_FOREIGN})
+    check_option_names(value or {}, {*model_fields, *ENGINE_OPTIONS, *FOREIGN_OPTIONS})
 
 
 def _put(target: dict[str, Any], name: str, value: Any) -> None:
     if name in target and target[name] != value:
         raise ConfigError(f"Option {name!r} is given twice, as {target[name]!r} and as {value!r}: leave one out.")
     target[name] = value
-
-
-def _check_foreign(name: str, value: Any) -> None:
-    option = _FOREIGN[name]
-    if option.neutral is not None and value not in option.neutral:
-        raise ConfigError(f"{name}={value!r} is not supported. {option.advice}")
 
 
 def _check_best_of(best_of: Any, n: Any) -> None:

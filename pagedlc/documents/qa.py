@@ -155,7 +155,7 @@ class DocumentQA:
         """The documents' text, or nothing when it has more than ``most`` tokens or leaves no room for an answer."""
         text = "\n\n".join(document.text.strip() for document in documents)
         room = self._llm.max_model_len - QUESTION_TOKENS - (self._params.max_tokens or 0)
-        # Four characters a token is a safe upper bound on what can fit, and spares tokenizing a library.
+        # A text of eight characters a token would be rare; this spares tokenizing a whole library.
         if not most or len(text) > 8 * most:
             return ""
         return text if len(self._llm.tokenizer.encode(text)) <= min(most, room) else ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedlc import LLM, SamplingParams
+from pagedlc.foreign import FOREIGN_OPTIONS, refuse_foreign
 from pagedlc.turns import Interruption
 from pagedlc_engine.config import EngineConfig, check_option_names
 from pagedlc_engine.errors import ConfigError, InvalidRequestError
@@ -24,7 +25,6 @@ __all__ = [
     "SplitOptions",
     "interruption",
     "merge_engine_options",
-    "refuse_foreign",
     "sampling_params",
     "split_call",
     "split_options",
@@ -38,39 +38,6 @@ TEMPLATE_OPTIONS = frozenset({"add_generation_prompt", "chat_template_kwargs", "
 INTERRUPTION_OPTIONS = frozenset({"barge_in", "conversation_id", "run_id", "stop_when"})
 #: As the template options, for calls whose answer may hold tool calls.
 TOOL_OPTIONS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "tool_call_format"})
-
-
-@dataclass(frozen=True)
-class _Foreign:
-    """A vLLM option without a counterpart: values that change nothing (``None``: every value), and advice."""
-
-    neutral: tuple[Any, ...] | None
-    advice: str
-
-
-_ONE_DEVICE = _Foreign((None, 1), "One engine uses one device; leave it at 1.")
-
-_FOREIGN: dict[str, _Foreign] = {
-    "api_url": _Foreign(
-        (None, ""),
-        "The model runs inside this process and no server is called; leave api_url out. To talk to a server, use "
-        "llama_index.llms.openai_like.OpenAILike(api_base=...).",
-    ),
-    "cpu_offload_gb": _Foreign((None, 0), "Weights stay on one device; use a smaller model or dtype."),
-    "disable_log_stats": _Foreign(None, ""),
-    "download_dir": _Foreign(
-        (None,),
-        "Set the environment variable HF_HUB_CACHE to that folder, or pass the folder of a downloaded model as model.",
-    ),
-    "enable_chunked_prefill": _Foreign(
-        (None, True), "Prompts are always computed in chunks; see max_num_batched_tokens."
-    ),
-    "enforce_eager": _Foreign(None, ""),
-    "pipeline_parallel_size": _ONE_DEVICE,
-    "swap_space": _Foreign(None, ""),
-    "tensor_parallel_size": _ONE_DEVICE,
-    "tokenizer_mode": _Foreign((None, "auto"), "There is one tokenizer implementation; leave it at 'auto'."),
-}
 
 
 @dataclass(frozen=True)
@@ -97,7 +64,7 @@ def split_options(options: Mapping[str, Any], framework_names: Collection[str]) 
     """
     engine_names = _engine_option_names()
     sampling_names = SamplingParams.model_fields
-    check_option_names(options, {*engine_names, *sampling_names, *framework_names, *_FOREIGN})
+    check_option_names(options, {*engine_names, *sampling_names, *framework_names, *FOREIGN_OPTIONS})
     split = SplitOptions({}, {}, {})
     for name, value in options.items():
         if name in sampling_names:
@@ -118,7 +85,7 @@ def merge_engine_options(direct: Mapping[str, Any], vllm_kwargs: Mapping[str, An
         ConfigError: An option is unknown, has no meaning here, or was given twice with different values.
     """
     engine_names = _engine_option_names()
-    check_option_names(vllm_kwargs, {*engine_names, *_FOREIGN})
+    check_option_names(vllm_kwargs, {*engine_names, *FOREIGN_OPTIONS})
     merged = dict(direct)
     for name, value in vllm_kwargs.items():
         if name not in engine_names:
@@ -130,13 +97,6 @@ def merge_engine_options(direct: Mapping[str, Any], vllm_kwargs: Mapping[str, An
         else:
             merged[name] = value
     return merged
-
-
-def refuse_foreign(name: str, value: Any) -> None:
-    """Raise :class:`ConfigError` when a vLLM option without a counterpart asks for something."""
-    option = _FOREIGN[name]
-    if option.neutral is not None and value not in option.neutral:
-        raise ConfigError(f"{name}={value!r} is not supported. {option.advice}")
 
 
 def sampling_params(values: Mapping[str, Any]) -> SamplingParams:

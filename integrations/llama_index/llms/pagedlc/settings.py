@@ -15,8 +15,9 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
 
 import pagedlc
-from llama_index.llms.pagedlc.options import merge_engine_options, refuse_foreign, sampling_params, split_options
+from llama_index.llms.pagedlc.options import merge_engine_options, sampling_params, split_options
 from llama_index.llms.pagedlc.structured import StructuredOutputLLM
+from pagedlc.foreign import refuse_foreign
 from pagedlc.registry import shared_llm
 from pagedlc_engine.errors import EngineClosedError
 

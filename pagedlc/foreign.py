@@ -1,0 +1,62 @@
+"""Options that people bring from other classes of vLLM, and that have no counterpart here.
+
+Where such an option asks for nothing special it is taken and dropped; where it asks for something that will not
+happen, the error says what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pagedlc_engine.errors import ConfigError
+
+__all__ = ["FOREIGN_OPTIONS", "refuse_foreign"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """Values that change nothing (``None``: every value), and what to do instead of any other."""
+
+    neutral: tuple[Any, ...] | None
+    advice: str = ""
+
+
+_ONE_DEVICE = _Foreign((None, 1), "One engine uses one device; leave it at 1.")
+
+FOREIGN_OPTIONS: Final[Mapping[str, _Foreign]] = {
+    "api_url": _Foreign(
+        (None, ""),
+        "The model runs inside this process and no server is called; leave it out. To talk to a server, use a client "
+        "for it (in LlamaIndex, OpenAILike).",
+    ),
+    "client": _Foreign((None,), "The engine is made from 'model' and the engine options."),
+    "cpu_offload_gb": _Foreign((None, 0), "Weights stay on one device; use a smaller model or dtype."),
+    "disable_log_stats": _Foreign(None),
+    "download_dir": _Foreign(
+        (None,),
+        "Set the environment variable HF_HUB_CACHE to that folder, or pass the folder of a downloaded model as model.",
+    ),
+    "enable_chunked_prefill": _Foreign(
+        (None, True), "Prompts are always computed in chunks; see max_num_batched_tokens."
+    ),
+    "max_retries": _Foreign(None),
+    "pipeline_parallel_size": _ONE_DEVICE,
+    "swap_space": _Foreign(None),
+    "tensor_parallel_size": _ONE_DEVICE,
+    "timeout": _Foreign((None,), "Limit the answer with max_tokens, or cancel the call (asyncio.timeout)."),
+    "tokenizer_mode": _Foreign((None, "auto"), "There is one tokenizer implementation; leave it at 'auto'."),
+    "use_beam_search": _Foreign((None, False), "Beam search is not available: sample with n and temperature."),
+}
+
+
+def refuse_foreign(name: str, value: Any) -> None:
+    """Let an option of :data:`FOREIGN_OPTIONS` pass if it asks for nothing.
+
+    Raises:
+        ConfigError: It asks for something that is not available here.
+    """
+    option = FOREIGN_OPTIONS[name]
+    if option.neutral is not None and value not in option.neutral:
+        raise ConfigError(f"{name}={value!r} is not supported. {option.advice}")
