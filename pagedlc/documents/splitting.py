@@ -13,6 +13,8 @@ __all__ = ["Passage", "estimate_tokens", "split_documents"]
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _MARKDOWN_HEADING = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\s])")
+_UNDERLINE = re.compile(r"=+|-{2,}")
+_FENCES = ("```", "~~~")
 _LONGEST_HEADING = 60
 
 
@@ -73,51 +75,93 @@ def split_documents(documents: Iterable[Document], *, max_tokens: int = 160, ove
     titles: dict[str, str] = {}
     passages: list[Passage] = []
     for document in documents:
+        blocks = list(_markdown_blocks(document.text) if _is_markdown(document) else _text_blocks(document.text))
         # All pages of a PDF have the title that stands on its first.
-        title = titles.setdefault(document.source, _title(document.text))
-        for heading, paragraphs in _sections(document.text):
+        title = titles.setdefault(document.source, blocks[0].text if blocks and blocks[0].heading else "")
+        for heading, paragraphs in _sections(blocks, title):
             texts = _pack(paragraphs, max_tokens, overlap)
             passages.extend(Passage(text, document.source, document.page, heading, title) for text in texts if text)
     return passages
 
 
-def _title(text: str) -> str:
-    return _heading(next(_blocks(text), "")) or ""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A paragraph, or a heading."""
+
+    text: str
+    heading: bool = False
 
 
-def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
+def _is_markdown(document: Document) -> bool:
+    return document.source.lower().endswith((".md", ".markdown"))
+
+
+def _sections(blocks: list[_Block], title: str) -> Iterator[tuple[str, list[str]]]:
     """Headings with the paragraphs below them; text before the first heading has the heading ``""``.
 
-    A heading with nothing below it belongs to no passage, unless the document holds nothing else.
+    A heading with nothing below it stands in front of the next section's text: it may be no heading after all, and no
+    word is lost. The title needs no such place, since every passage shows it.
     """
-    heading, paragraphs = "", list[str]()
-    for block in _blocks(text):
-        title = _heading(block)
-        if title is None:
-            paragraphs.append(block)
+    heading, paragraphs, carried = "", list[str](), list[str]()
+    for block in blocks:
+        if not block.heading:
+            paragraphs.append(block.text)
             continue
         if paragraphs:
-            yield heading, paragraphs
-        heading, paragraphs = title, []
+            yield heading, carried + paragraphs
+            carried = []
+        elif heading and heading != title:
+            carried.append(heading)
+        heading, paragraphs = block.text, []
     if paragraphs:
-        yield heading, paragraphs
+        yield heading, carried + paragraphs
     elif heading:
-        yield "", [heading]
+        yield "", [*carried, heading]
 
 
-def _blocks(text: str) -> Iterator[str]:
-    """Paragraphs and headings, each heading by itself."""
+def _markdown_blocks(text: str) -> Iterator[_Block]:
+    """Headings of both kinds (``# ...``, and underlined), paragraphs, and fenced code as it stands."""
+    lines: list[str] = []
+    fence = ""
+    for line in text.splitlines():
+        bare = line.strip()
+        if fence or bare.startswith(_FENCES):
+            lines.append(line.rstrip())
+            closes = fence and bare.startswith(fence)
+            fence = "" if closes else fence or bare[:3]
+        elif match := _MARKDOWN_HEADING.fullmatch(bare):
+            yield from _paragraph(lines)
+            yield _Block(match[1], heading=True)
+        elif len(lines) == 1 and _UNDERLINE.fullmatch(bare):
+            yield _Block(lines.pop(), heading=True)
+        elif bare:
+            lines.append(bare)
+        else:
+            yield from _paragraph(lines)
+    yield from _paragraph(lines)
+
+
+def _paragraph(lines: list[str]) -> Iterator[_Block]:
+    if lines:
+        yield _Block("\n".join(lines))
+        lines.clear()
+
+
+def _text_blocks(text: str) -> Iterator[_Block]:
+    """Paragraphs, and lines that look like headings."""
     for block in _BLANK_LINES.split(text.replace("\r\n", "\n").strip()):
-        lines = [line.strip() for line in block.split("\n")]
-        start = 0
-        for number in range(len(lines)):
-            if _is_heading_among(lines, number):
-                if number > start:
-                    yield "\n".join(lines[start:number])
-                yield lines[number]
-                start = number + 1
-        if start < len(lines):
-            yield "\n".join(lines[start:])
+        lines: list[str] = []
+        all_lines = [line.strip() for line in block.split("\n")]
+        for number, line in enumerate(all_lines):
+            if _is_heading_among(all_lines, number):
+                yield from _paragraph(lines)
+                yield _Block(_heading(line) or line, heading=True)
+            else:
+                lines.append(line)
+        if len(lines) == 1 and (title := _heading(lines[0])) is not None:
+            yield _Block(title, heading=True)
+        else:
+            yield from _paragraph(lines)
 
 
 def _is_heading_among(lines: list[str], number: int) -> bool:

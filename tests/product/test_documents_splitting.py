@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedlc.documents import Document, split_documents
+from pagedlc.documents import Document, Passage, split_documents
 from pagedlc.documents.splitting import estimate_tokens
 
 MARKDOWN = """# Manual
@@ -101,3 +102,65 @@ def _has_headings(text: str) -> bool:
 def test_sizes_that_cannot_work() -> None:
     with pytest.raises(ValueError, match="overlap"):
         split_documents([Document("a.txt", "x")], max_tokens=10, overlap=6)
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+def read(name: str, text: str) -> list[Passage]:
+    return split_documents([Document(name, text)])
+
+
+CONTACTS = """# Contacts
+
+## Phone of the caretaker
+
++44 20 7946 0018
+
+## Wifi password
+
+sunflower-1987
+
+## Office
+
+Room 12, second floor
+"""
+STEPS = "1. Open the lid\n\n2. Hold the red button for 9 seconds\n\n3. Wait for the green lamp\n"
+LAMP = "# Lamp\n\n## Usage\n\n```bash\n# start the lamp\nlampctl start --level 7\n\n# stop the lamp\nlampctl stop\n```\n"
+LISTED = "Shopping list\n\nMilk 2 litres\n\nBread from the baker\n\nCall Martha on 5 May\n"
+POEM = "Come at nine\nBring your badge and the blue folder\nAsk for Ada"
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.txt"])
+@pytest.mark.parametrize("text", [CONTACTS, STEPS, LAMP, LISTED, POEM])
+def test_no_word_is_lost(name: str, text: str) -> None:
+    found = " ".join(passage.full_text for passage in read(name, text))
+    assert words(text) <= words(found)
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["# One", "## Two", "Three", "four five", "Six.", "```", "===", "- seven"]), max_size=4),
+        max_size=6,
+    )
+)
+def test_no_word_is_lost_however_lines_and_headings_are_mixed(blocks: list[list[str]]) -> None:
+    text = "\n\n".join("\n".join(block) for block in blocks)
+    for name in ("a.md", "a.txt"):
+        assert words(text) <= words(" ".join(passage.full_text for passage in read(name, text)))
+
+
+def test_short_paragraphs_of_markdown_are_no_headings() -> None:
+    by_heading = {passage.heading: passage.text for passage in read("a.md", CONTACTS)}
+    assert by_heading["Wifi password"] == "sunflower-1987"
+    assert by_heading["Phone of the caretaker"] == "+44 20 7946 0018"
+
+
+def test_comments_in_fenced_code_are_no_headings() -> None:
+    assert [passage.heading for passage in read("a.md", LAMP)] == ["Usage"]
+
+
+def test_underlined_headings() -> None:
+    found = read("a.md", "Lamp\n====\n\nUsage\n-----\n\nTurn it on.")
+    assert [(passage.title, passage.heading, passage.text) for passage in found] == [("Lamp", "Usage", "Turn it on.")]
