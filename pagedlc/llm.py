@@ -23,9 +23,9 @@ from pagedlc.prefix import PrefixExplanation, PrefixHistory, explain
 from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, prepare
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.client import EngineClient
-from pagedlc_engine.config import EngineConfig
+from pagedlc_engine.config import EngineConfig, check_option_names
 from pagedlc_engine.engine import Engine, build_engine, check_max_model_len
-from pagedlc_engine.errors import EngineClosedError, InvalidRequestError
+from pagedlc_engine.errors import ConfigError, EngineClosedError, InvalidRequestError
 from pagedlc_engine.model import ModelSpec, read_spec
 from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.stats import EngineStats
@@ -35,6 +35,9 @@ __all__ = ["LLM", "Messages"]
 
 #: One conversation: OpenAI-style messages.
 Messages = Sequence[Mapping[str, Any]]
+
+
+_TEMPLATE_OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 class LLM:
@@ -284,7 +287,7 @@ class LLM:
         Raises:
             InvalidRequestError: The model has no chat template, or messages or parameters are invalid.
         """
-        prompts = [self.render_chat(item, **template_options) for item in _conversations(messages)]
+        prompts = [self._render(item, template_options) for item in _conversations(messages)]
         return self._run(self._prepare(prompts, sampling_params, priority, cache_salt), use_tqdm)
 
     async def achat(
@@ -298,7 +301,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """:meth:`chat` for asyncio; cancelling the task gives the requests up."""
         await self._aready()
-        prompts = [self.render_chat(item, **template_options) for item in _conversations(messages)]
+        prompts = [self._render(item, template_options) for item in _conversations(messages)]
         return await self._arun(self._prepare(prompts, sampling_params, priority, cache_salt))
 
     def chat_stream(
@@ -312,7 +315,7 @@ class LLM:
         **template_options: Any,
     ) -> Generator[CompletionChunk, None, None]:
         """Answer one conversation and yield the answer as it comes; see :meth:`generate_stream`."""
-        prompt = self.render_chat(messages, **template_options)
+        prompt = self._render(messages, template_options)
         return self.generate_stream(
             prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
@@ -331,7 +334,7 @@ class LLM:
         params = pair_params(sampling_params, 1)[0]
 
         def prepare() -> PreparedRequest:
-            prompt = self.render_chat(messages, **template_options)
+            prompt = self._render(messages, template_options)
             return self._prepare_one(prompt, params, request_id, priority, cache_salt)
 
         return self._astream(prepare)
@@ -359,6 +362,13 @@ class LLM:
         return self.chat_template.render(
             messages, tools, add_generation_prompt, continue_final_message, **(chat_template_kwargs or {})
         )
+
+    def _render(self, messages: Messages, options: Mapping[str, Any]) -> list[int]:
+        try:
+            check_option_names(options, _TEMPLATE_OPTIONS)
+        except ConfigError as error:
+            raise InvalidRequestError(f"{error} Sampling parameters go into SamplingParams(...).") from None
+        return self.render_chat(messages, **options)
 
     # -- control --------------------------------------------------------------------------------------
 
@@ -411,7 +421,7 @@ class LLM:
           this:    '... Today is Tuesday ...'
         """
         request = self._prepare_one(
-            self.render_chat(prompt, **template_options) if _is_conversation(prompt) else prompt,
+            self._render(prompt, template_options) if _is_conversation(prompt) else prompt,
             SamplingParams(),
             None,
             0,

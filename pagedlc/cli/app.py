@@ -79,6 +79,8 @@ def ask(
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     retrieval = {"top_k": top_k, "whole_document_tokens": whole_document_tokens}
+    if len(questions) > 1 and not any(" " in question for question in questions):
+        questions = [" ".join(questions)]  # a question that was not quoted
     answer_questions(path, questions, model, sampling, retrieval, engine_options)
 
 

@@ -33,6 +33,8 @@ def answer_questions(
         engine_options: Keywords of :class:`LLM`.
     """
     params = SamplingParams(**sampling)
+    if sys.stderr.isatty():
+        note(f"Reading {path} and loading {model} ...")
     documents = load_documents(path)
     with LLM(model, **engine_options) as llm:
         llm.load()

@@ -107,7 +107,7 @@ def _read_pdf(file: Path, name: str) -> list[Document]:
     try:
         import pypdf
     except ImportError:
-        raise DocumentError(f"Reading {name} needs pypdf: pip install pypdf") from None
+        raise DocumentError(f"Reading {name} needs pypdf: pip install pypdf (or the extra pagedlc[pdf])") from None
     try:
         reader = pypdf.PdfReader(file)
         if reader.is_encrypted and not reader.decrypt(""):

@@ -128,6 +128,11 @@ def test_weights_that_fit_no_memory(tmp_path: Path) -> None:
         LLM(str(path), load_format="dummy", quantization=None, num_blocks=10).load()
 
 
+def test_sampling_values_beside_messages_are_sent_where_they_belong(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"'max_tokens'.*SamplingParams"):
+        llm.chat([{"role": "user", "content": "x"}], max_tokens=3)
+
+
 def test_thousands_of_choices(llm: LLM) -> None:
     choices = [f"no. {number}: ({number * 7}|x)" for number in range(5000)]
     params = SamplingParams(max_tokens=30, seed=1, structured_outputs={"choice": choices})
