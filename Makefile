@@ -24,7 +24,7 @@ demo: $(DEMO)
 	$(BIN)/python examples/ask_documents.py
 
 test: $(DEV)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(DEV)
 	$(BIN)/ruff check .

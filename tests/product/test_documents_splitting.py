@@ -127,7 +127,9 @@ sunflower-1987
 Room 12, second floor
 """
 STEPS = "1. Open the lid\n\n2. Hold the red button for 9 seconds\n\n3. Wait for the green lamp\n"
-LAMP = "# Lamp\n\n## Usage\n\n```bash\n# start the lamp\nlampctl start --level 7\n\n# stop the lamp\nlampctl stop\n```\n"
+LAMP = (
+    "# Lamp\n\n## Usage\n\n```bash\n# start the lamp\nlampctl start --level 7\n\n# stop the lamp\nlampctl stop\n```\n"
+)
 LISTED = "Shopping list\n\nMilk 2 litres\n\nBread from the baker\n\nCall Martha on 5 May\n"
 POEM = "Come at nine\nBring your badge and the blue folder\nAsk for Ada"
 
@@ -141,7 +143,9 @@ def test_no_word_is_lost(name: str, text: str) -> None:
 
 @given(
     st.lists(
-        st.lists(st.sampled_from(["# One", "## Two", "Three", "four five", "Six.", "```", "===", "- seven"]), max_size=4),
+        st.lists(
+            st.sampled_from(["# One", "## Two", "Three", "four five", "Six.", "```", "===", "- seven"]), max_size=4
+        ),
         max_size=6,
     )
 )

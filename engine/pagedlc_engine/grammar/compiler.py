@@ -59,14 +59,15 @@ class GrammarCompiler:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(2, thread_name_prefix="pagedlc-grammar")
         result: Future[TokenMatcher] = Future()
-        self._pool.submit(self._run, spec, result)
-        return result
-
-    def _run(self, spec: StructuredOutputsParams, result: Future[TokenMatcher]) -> None:
+        # Waiting for the others counts too: no request waits for its grammar longer than this.
         timer = threading.Timer(self._time_limit, _fail, (result, self._too_long(spec)))
         timer.daemon = True
         result.add_done_callback(lambda _: timer.cancel())
         timer.start()
+        self._pool.submit(self._run, spec, result)
+        return result
+
+    def _run(self, spec: StructuredOutputsParams, result: Future[TokenMatcher]) -> None:
         try:
             matcher = self._ready_library().compile(spec)
         except PagedLCError as error:
