@@ -265,7 +265,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     wanted = options.only.split(",")
     transformers_peer = Transformers()
-    peers: list[Peer] = [PagedLC("int8"), PagedLC(None), transformers_peer]
+    peers: list[Peer] = [PagedLC("int8"), PagedLC("fp16"), PagedLC(None), transformers_peer]
     if importlib.util.find_spec("llama_cpp"):
         peers.append(LlamaCpp(options.threads))
     figures: dict[str, dict[str, list[float]]] = {}

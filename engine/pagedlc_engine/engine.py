@@ -23,6 +23,7 @@ from pagedlc_engine.runner import ModelRunner, PendingResult
 from pagedlc_engine.sampling import Sampler
 from pagedlc_engine.scheduler import Scheduler
 from pagedlc_engine.stats import EngineStats
+from pagedlc_engine.threads import StepThreads
 
 __all__ = ["Engine", "Progress", "build_engine", "check_max_model_len", "failed_delta"]
 
@@ -221,7 +222,8 @@ def _plain_runner(
     num_blocks = num_kv_blocks(config, placement, spec, max_model_len)
     backend = placement.attention(spec, config.block_size, num_blocks, placement.dtype, placement.device)
     cache = KVCacheManager(BlockPool(num_blocks), config.block_size, config.enable_prefix_caching)
-    return ModelRunner(decoder, backend, Sampler(spec.vocab_size, placement.device), cache), cache
+    sampler = Sampler(spec.vocab_size, placement.device)
+    return ModelRunner(decoder, backend, sampler, cache, StepThreads(decoder)), cache
 
 
 def _cuda_runner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from pagedlc_engine.sequence import Sequence
 if TYPE_CHECKING:
     from pagedlc_engine.kv.manager import KVCacheManager
     from pagedlc_engine.model.decoder import Decoder
+    from pagedlc_engine.threads import StepThreads
 
 __all__ = ["ModelRunner", "PendingResult"]
 
@@ -50,9 +52,18 @@ class ModelRunner:
         backend: The paged KV cache and attention over it.
         sampler: Logits to token ids.
         cache: Where the sequences' block tables are.
+        threads: How many CPU threads a step uses; ``None`` leaves that to torch.
     """
 
-    def __init__(self, decoder: Decoder, backend: AttentionBackend, sampler: Sampler, cache: KVCacheManager) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        backend: AttentionBackend,
+        sampler: Sampler,
+        cache: KVCacheManager,
+        threads: StepThreads | None = None,
+    ) -> None:
+        self._threads = threads
         self.decoder = decoder
         self.backend = backend
         self.sampler = sampler
@@ -66,6 +77,10 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingResult:
         """Launch a step. Steps run in the order of these calls."""
+        with self._threads.for_step(plan.num_tokens) if self._threads is not None else nullcontext():
+            return self._execute(plan)
+
+    def _execute(self, plan: StepPlan) -> PendingResult:
         self._release(plan.released)
         if plan.copies:
             self.backend.copy_blocks(plan.copies)

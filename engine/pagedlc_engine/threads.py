@@ -1,0 +1,68 @@
+"""How many CPU threads a step uses.
+
+A step of few tokens is made of products too small to share: on two cores, waiting for each other can cost a third of the
+speed. How many threads pay depends on the model and the machine, so it is tried out when the engine is built.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from pagedlc_engine.model.decoder import Decoder
+
+__all__ = ["FEW_TOKENS", "StepThreads"]
+
+#: Steps of up to so many tokens use the number of threads that was quickest for :data:`_TRIED_TOKENS` tokens.
+FEW_TOKENS = 16
+_TRIED_TOKENS = 8
+_REPEATS = 3
+
+
+class StepThreads:
+    """Threads for small steps and for large ones; does nothing on other devices than the CPU.
+
+    Args:
+        decoder: The model.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._many = torch.get_num_threads() if decoder.device.type == "cpu" else 1
+        self._few = min((1, self._many), key=lambda threads: _seconds(decoder, threads)) if self._many > 1 else 1
+
+    @contextmanager
+    def for_step(self, num_tokens: int) -> Iterator[None]:
+        """Use the right number of threads for a step of ``num_tokens`` tokens."""
+        if self._few == self._many or num_tokens > FEW_TOKENS:
+            yield
+            return
+        with _threads(self._few, self._many):
+            yield
+
+
+@contextmanager
+def _threads(number: int, before: int) -> Iterator[None]:
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds(decoder: Decoder, threads: int) -> float:
+    """The least time of a few small steps without attention."""
+    tokens = torch.zeros(_TRIED_TOKENS, dtype=torch.int64)
+    best = float("inf")
+    with _threads(threads, torch.get_num_threads()):
+        for _ in range(_REPEATS + 1):
+            start = time.perf_counter()
+            decoder.compute_logits(decoder.forward(tokens, tokens, _no_attention))
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _no_attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return query.reshape(len(query), -1)

@@ -1,0 +1,54 @@
+"""Steps of few tokens may use fewer threads, and the process has its own number back after each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import tiny_llm
+
+from pagedlc import SamplingParams
+from pagedlc_engine import threads
+from pagedlc_engine.model import Decoder
+from pagedlc_engine.threads import FEW_TOKENS, StepThreads
+
+
+@pytest.fixture
+def two_threads() -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Anywhere:
+    device = torch.device("cpu")
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("quickest", [1, 2])
+def test_the_quickest_number_is_taken_for_few_tokens_only(monkeypatch: pytest.MonkeyPatch, quickest: int) -> None:
+    monkeypatch.setattr(threads, "_seconds", lambda decoder, number: abs(number - quickest))
+    chosen = StepThreads(Anywhere())  # type: ignore[arg-type]
+    with chosen.for_step(1):
+        assert torch.get_num_threads() == quickest
+    assert torch.get_num_threads() == 2
+    with chosen.for_step(FEW_TOKENS + 1):
+        assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_engine_leaves_the_processs_threads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    forward = Decoder.forward
+
+    def spy(self: Decoder, *arguments: object) -> object:
+        seen.append(torch.get_num_threads())
+        return forward(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoder, "forward", spy)
+    with tiny_llm(tmp_path) as llm:
+        llm.generate([[1, 2]], SamplingParams(max_tokens=3))
+    assert seen
+    assert torch.get_num_threads() == 2
