@@ -1,7 +1,7 @@
 """How many CPU threads a step uses.
 
-A step of few tokens is made of products too small to share: on two cores, waiting for each other can cost a third of the
-speed. How many threads pay depends on the model and the machine, so it is tried out when the engine is built.
+A step of few tokens is made of products too small to share: on two cores, waiting for each other can cost a third of
+the speed. How many threads pay depends on the model and the machine, so it is tried out when the engine is built.
 """
 
 from __future__ import annotations
