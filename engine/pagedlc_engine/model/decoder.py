@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn import functional
 
+from pagedlc_engine.attention.base import LayerAttention
 from pagedlc_engine.model.linear import Linear, NormLinear, ResidualLinear
 from pagedlc_engine.model.rope import RotaryEmbedding
 from pagedlc_engine.model.spec import ModelSpec
 
 __all__ = ["Decoder", "DecoderLayer", "LayerAttention"]
-
-
-class LayerAttention(Protocol):
-    """Attention of one step, over cached and new tokens; called once per layer."""
-
-    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Attend.
-
-        Args:
-            layer: Index of the layer.
-            query: ``[T, num_heads, head_dim]``, rotated.
-            key: ``[T, num_kv_heads, head_dim]``, rotated.
-            value: ``[T, num_kv_heads, head_dim]``.
-
-        Returns:
-            ``[T, num_heads * head_dim]``.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
