@@ -106,12 +106,17 @@ class RequestReader:
                 self._timings = chunk.timings
         return chunk
 
+    @property
+    def first_answer(self) -> list[int]:
+        """Tokens of the first answer so far."""
+        return self._answers[0].output.token_ids
+
     def result(self) -> RequestOutput:
         """What has been read so far."""
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
-            prompt_token_ids=self.request.prompt_token_ids,
+            prompt_token_ids=list(self.request.prompt_token_ids),
             prompt_logprobs=self._prompt_logprobs,
             outputs=[answer.output for answer in self._answers],
             finished=self.finished,

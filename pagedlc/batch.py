@@ -80,5 +80,4 @@ class RequestBatch:
         for handle in self._handles.values():
             handle.close()
         for reader in self._readers.values():
-            answer = reader.result().outputs[0]
-            self._history.add([*reader.request.prompt_token_ids, *answer.token_ids], reader.request.cache_salt)
+            self._history.add(reader.request.prompt_token_ids, reader.first_answer, reader.request.cache_salt)

@@ -65,9 +65,9 @@ class PrefixHistory:
         self._entries: deque[_Entry] = deque(maxlen=capacity)
         self._lock = threading.Lock()
 
-    def add(self, token_ids: Sequence[int], salt: str | None) -> None:
+    def add(self, prompt: Sequence[int], answer: Sequence[int], salt: str | None) -> None:
         """Remember a request."""
-        entry = _Entry(salt, np.asarray(token_ids, dtype=np.int32))
+        entry = _Entry(salt, np.concatenate([np.asarray(part, dtype=np.int32) for part in (prompt, answer)]))
         with self._lock:
             self._entries.append(entry)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
-from pagedlc_engine.request import Request, SamplingParams
+from pagedlc_engine.request import Request, SamplingParams, token_array
 
 __all__ = ["DEFAULT_MAX_TOKENS", "PreparedRequest", "Prompt", "as_prompts", "pair_params", "prepare"]
 
@@ -39,7 +40,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise InvalidRequestError(_not_a_prompt(prompts))
-    if prompts and all(_is_int(item) for item in prompts):
+    if prompts and _is_int(prompts[0]):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -88,7 +89,7 @@ def prepare(
     return PreparedRequest(request, text)
 
 
-def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int]]:
+def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, array[int]]:
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return None, _token_ids(prompt["prompt_token_ids"])
@@ -101,22 +102,23 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[in
         token_ids = tokenizer.encode(prompt)
         if not token_ids:
             raise InvalidRequestError("The prompt is empty: it must have at least one token.")
-        return prompt, token_ids
+        return prompt, token_array(token_ids)
     return None, _token_ids(prompt)
 
 
-def _token_ids(given: object) -> list[int]:
-    if type(given) is list and set(map(type, given)) == {int}:  # the usual case, a long list, at C speed
-        return list(given)
-    if (
-        not isinstance(given, Sequence)
-        or isinstance(given, str | bytes | bytearray)
-        or not all(_is_int(item) for item in given)
-    ):
+def _token_ids(given: object) -> array[int]:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
         raise InvalidRequestError(_not_a_prompt(given))
     if not given:
         raise InvalidRequestError("The prompt is empty: it must have at least one token.")
-    return [int(item) for item in given]
+    if not _is_int(given[0]):
+        raise InvalidRequestError(_not_a_prompt(given))
+    try:
+        return array("i", given)
+    except TypeError:
+        raise InvalidRequestError(_not_a_prompt(given)) from None
+    except OverflowError:
+        raise InvalidRequestError(f"Token ids have at most 32 bits; the largest here is {max(given)}.") from None
 
 
 def _is_int(item: object) -> bool:

@@ -23,7 +23,7 @@ from pagedlc_engine.engine import Engine
 from pagedlc_engine.errors import EngineClosedError, EngineDeadError, InvalidRequestError, PagedLCError, own_copy
 from pagedlc_engine.kv.hashing import hash_blocks, root_key
 from pagedlc_engine.loop import Abort, Configure, CountCached, EngineThread, Output, ResetPrefixCache, Submit
-from pagedlc_engine.request import Request, TokenDelta
+from pagedlc_engine.request import Request, TokenDelta, token_array
 from pagedlc_engine.stats import EngineStats
 from pagedlc_engine.validation import check_request
 
@@ -229,6 +229,7 @@ class EngineClient:
             EngineDeadError: The engine failed earlier, or belongs to the process this one was forked from.
             InvalidRequestError: The request id is in use, or :func:`check_request` objects.
         """
+        request = replace(request, prompt_token_ids=token_array(request.prompt_token_ids))
         check_request(request, self._vocab_size, self.max_model_len)
         name = request.request_id
         hashes = self._block_hashes(request)

@@ -6,7 +6,8 @@ layer that owns the tokenizer; the engine itself only looks at token ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ __all__ = [
     "SamplingParams",
     "TokenDelta",
     "TokenLogprobs",
+    "token_array",
 ]
 
 #: ``stop``: a stop token, stop string or end-of-sequence; ``length``: ``max_tokens`` or ``max_model_len``
@@ -148,7 +150,7 @@ class Request:
 
     Args:
         request_id: Unique among the engine's live requests.
-        prompt_token_ids: At least one token id.
+        prompt_token_ids: At least one token id; :func:`token_array` makes the form that is cheap to pass on.
         params: How to sample.
         eos_token_ids: End-of-sequence ids of the model (ignored under ``params.ignore_eos``).
         bad_words_token_ids: ``params.bad_words`` as token sequences.
@@ -161,7 +163,7 @@ class Request:
     """
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -171,6 +173,20 @@ class Request:
     arrival_time: float = 0.0
     block_hashes: tuple[bytes, ...] = ()
     whole: bool = False
+
+
+def token_array(token_ids: Iterable[int]) -> array[int]:
+    """Token ids as C ints: a long prompt is checked, hashed and copied many times on its way.
+
+    Raises:
+        InvalidRequestError: Something else than integers of 32 bits is among them.
+    """
+    if isinstance(token_ids, array) and token_ids.typecode == "i":
+        return token_ids
+    try:
+        return array("i", token_ids)
+    except (TypeError, OverflowError) as error:
+        raise InvalidRequestError(f"Token ids must be whole numbers of at most 32 bits: {error}.") from None
 
 
 @dataclass(frozen=True, slots=True)

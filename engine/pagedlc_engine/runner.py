@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -96,7 +97,7 @@ class ModelRunner:
         del self.decoder, self.backend, self.sampler
 
     def _inputs(self, plan: StepPlan) -> tuple[torch.Tensor, np.ndarray]:
-        tokens: list[int] = []
+        tokens = array("i")
         unknown_at: list[int] = []
         unknown_slots: list[int] = []
         positions = np.empty(plan.num_tokens, dtype=np.int64)
@@ -111,7 +112,7 @@ class ModelRunner:
                 unknown_at.append(at + len(known))
                 unknown_slots.append(self._slots[item.sequence.key])
             at += item.count
-        token_ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
+        token_ids = torch.tensor(np.frombuffer(tokens, np.int32), dtype=torch.int64, device=self.device)
         if unknown_at:
             token_ids[unknown_at] = self._newest[unknown_slots]
         return token_ids, positions
@@ -176,7 +177,7 @@ class ModelRunner:
             return []
         logits = self.decoder.compute_logits(hidden[: len(targets)])
         count = sequence.request.params.prompt_logprobs or 0
-        return prompt_logprobs(logits, torch.tensor(targets, device=self.device), count)
+        return prompt_logprobs(logits, torch.tensor(targets.tolist(), device=self.device), count)
 
     def _slot(self, sequence: Sequence) -> int:
         slot = self._slots.get(sequence.key)

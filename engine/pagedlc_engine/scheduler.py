@@ -381,7 +381,7 @@ class Scheduler:
         if not answers:
             del self._requests[sequence.request.request_id]
         if sequence.request.whole:
-            token_ids = sequence.tokens[sequence.num_prompt :]
+            token_ids = sequence.tokens[sequence.num_prompt :].tolist()
         return self._delta(sequence, token_ids or [], reason, stop_reason, error)
 
     def _settle_blocks(self, sequence: Sequence, trusted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,7 @@ class Sequence:
         self.limit = limit
         self.seed = seed
         self.matcher = matcher
-        self.tokens = list(request.prompt_token_ids)
+        self.tokens = array("i", request.prompt_token_ids)
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.num_inflight = 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
+
 from pagedlc_engine.errors import InvalidRequestError, PromptTooLongError
-from pagedlc_engine.request import Request
+from pagedlc_engine.request import Request, token_array
 
 __all__ = ["GREATEST_BIAS", "check_request"]
 
@@ -58,7 +60,7 @@ def _check_types(request: Request) -> None:
 
 
 def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    ids = list(token_ids)
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        bad = next(token for token in ids if not 0 <= token < vocab_size)
+    ids = np.frombuffer(token_array(token_ids), np.int32)
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        bad = ids[(ids < 0) | (ids >= vocab_size)][0]
         raise InvalidRequestError(f"{name}: token id {bad} is not in the model's vocabulary (0 to {vocab_size - 1}).")

@@ -97,7 +97,7 @@ class FakeEngine:
         for item in plan.scheduled:
             sequence = item.sequence
             stream = self._streams.setdefault(sequence.key, list(sequence.tokens))
-            assert stream[: len(sequence.tokens)] == sequence.tokens
+            assert stream[: len(sequence.tokens)] == sequence.tokens.tolist()
             streams[sequence.key] = stream
             table = self.cache.table(sequence.key)
             assert 0 not in table

@@ -41,7 +41,7 @@ class Watching(FakeEngine):
         for sequence in [*self.scheduler._running, *self.scheduler._waiting]:
             if sequence.matcher is not None:
                 assert sequence.num_inflight <= 1
-                assert sequence.matcher.accepted == sequence.tokens[sequence.num_prompt :]  # type: ignore[attr-defined]
+                assert sequence.matcher.accepted == sequence.tokens[sequence.num_prompt :].tolist()  # type: ignore[attr-defined]
 
 
 requests = st.lists(

@@ -160,7 +160,7 @@ class StepPacker:
         starts = np.empty(count, np.int32)
         counts = np.empty(count, np.int32)
         tables: list[array[int]] = []
-        codes: list[int] = []
+        codes = array("i")
         sample_rows: list[int] = []
         sample_slots: list[int] = []
         general: list[tuple[int, Sequence]] = []
@@ -215,7 +215,7 @@ class StepPacker:
         packet[0], packet[1] = end, len(sample_rows)
         packet[layout.sample_rows : layout.sample_rows + len(sample_rows)] = sample_rows
         packet[layout.sample_slots : layout.sample_slots + len(sample_rows)] = sample_slots
-        self._write_tokens(packet, np.array(codes, np.int32), positions, cache_slots, slots[owners])
+        self._write_tokens(packet, np.frombuffer(codes, np.int32), positions, cache_slots, slots[owners])
         self._write_records(packet, requests, narrow, shape)
         return Packed(shape, captured, len(sample_rows), general, admissions)
 

@@ -15,6 +15,7 @@ import numpy as np
 __all__ = ["hash_block", "hash_blocks", "root_key"]
 
 DIGEST_BYTES = 16
+_TOKEN_BYTES = 4
 
 
 def root_key(cache_salt: str | None = None, extra_keys: Iterable[str] = ()) -> bytes:
@@ -29,17 +30,20 @@ def root_key(cache_salt: str | None = None, extra_keys: Iterable[str] = ()) -> b
 
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Key of one full block that follows the block with key ``parent``."""
-    tokens = np.asarray(token_ids, dtype=np.int64).tobytes()
-    return hashlib.blake2b(tokens, key=parent, digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(_as_bytes(token_ids), key=parent, digest_size=DIGEST_BYTES).digest()
 
 
 def hash_blocks(root: bytes, token_ids: Sequence[int], block_size: int) -> tuple[bytes, ...]:
     """Keys of all full blocks of ``token_ids``, in order; a partial last block has none."""
-    data = memoryview(np.asarray(token_ids, dtype=np.int64).tobytes())
-    stride = block_size * 8
+    data = _as_bytes(token_ids)
+    stride = block_size * _TOKEN_BYTES
     keys = []
     parent = root
     for start in range(0, len(data) - stride + 1, stride):
         parent = hashlib.blake2b(data[start : start + stride], key=parent, digest_size=DIGEST_BYTES).digest()
         keys.append(parent)
     return tuple(keys)
+
+
+def _as_bytes(token_ids: Sequence[int]) -> memoryview:
+    return np.asarray(token_ids, dtype=np.int32).data.cast("B")
