@@ -24,8 +24,9 @@ from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, pr
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.client import EngineClient
 from pagedlc_engine.config import EngineConfig, check_option_names
-from pagedlc_engine.engine import Engine, build_engine, check_max_model_len
+from pagedlc_engine.engine import check_max_model_len
 from pagedlc_engine.errors import ConfigError, EngineClosedError, InvalidRequestError
+from pagedlc_engine.hosts import EngineHost, start_host
 from pagedlc_engine.model import ModelSpec, read_spec
 from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.stats import EngineStats
@@ -168,15 +169,15 @@ class LLM:
             if self._closed:
                 raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
             if self._client is None:
-                self._client = EngineClient(self._build_engine())
+                self._client = EngineClient(self._start_host())
             return self._client
 
-    def _build_engine(self) -> Engine:
+    def _start_host(self) -> EngineHost:
         if self._needs_weights:
             resolve_model(self._model, self._revision)
         vocabulary = partial(self.tokenizer.vocabulary, self.spec.vocab_size)
         with self._bar(1, f"Loading {self.model_name}", "tensor", self._use_tqdm) as bar:
-            return build_engine(self.config, self.spec, lambda done, total: _advance(bar, done, total), vocabulary)
+            return start_host(self.config, self.spec, lambda done, total: _advance(bar, done, total), vocabulary)
 
     def close(self) -> None:
         """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""

@@ -28,8 +28,10 @@ from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.attention.base import AttentionBatch
 from pagedlc_engine.engine import Engine
 from pagedlc_engine.grammar import GrammarCompiler, TokenVocabulary
+from pagedlc_engine.hosts import EngineHost
 from pagedlc_engine.kv.block_pool import BlockPool
 from pagedlc_engine.kv.manager import KVCacheManager
+from pagedlc_engine.loop import EngineThread
 from pagedlc_engine.plan import ScheduledSequence, StepPlan
 from pagedlc_engine.runner import ModelRunner, PendingResult
 from pagedlc_engine.sampling import Sampler
@@ -112,7 +114,7 @@ class ScriptedLLM(LLM):
             self._text = _texts[sources]
         return _texts.setdefault(sources, super()._text_parts())
 
-    def _build_engine(self) -> Engine:
+    def _start_host(self) -> EngineHost:
         config, spec = self.config, self.spec
         assert config.num_blocks is not None
         decoder = _ScriptedDecoder(self)
@@ -122,7 +124,7 @@ class ScriptedLLM(LLM):
         scheduler = Scheduler(cache, config.max_num_seqs, budget, self._max_model_len)
         runner = _ScriptedRunner(decoder, backend, Sampler(spec.vocab_size, decoder.device), cache)  # type: ignore[arg-type]
         grammars = GrammarCompiler(partial(_vocabulary, self.tokenizer, spec.vocab_size))
-        return Engine(scheduler, runner, config.seed, self._run_ahead, grammars)
+        return EngineThread(Engine(scheduler, runner, config.seed, self._run_ahead, grammars))
 
 
 def share(llm: ScriptedLLM) -> ScriptedLLM:

@@ -1,7 +1,8 @@
 """How the rest of the process talks to an engine: submit, abort, stats, close.
 
-The engine's thread never waits for a consumer. It puts deltas into mailboxes and goes on; a consumer that
-lags finds its tokens merged into one larger delta. All text work happens on the consumer's side.
+The engine runs in a thread of this process or in a process of its own (``hosts.py``), and never waits for a consumer.
+Its deltas are put into mailboxes; a consumer that lags finds its tokens merged into one larger delta. All text work
+happens on the consumer's side.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
-from pagedlc_engine.engine import Engine
 from pagedlc_engine.errors import EngineClosedError, EngineDeadError, InvalidRequestError, PagedLCError, own_copy
+from pagedlc_engine.hosts import EngineHost
 from pagedlc_engine.kv.hashing import hash_blocks, root_key
-from pagedlc_engine.loop import Abort, Configure, CountCached, EngineThread, Output, ResetPrefixCache, Submit
+from pagedlc_engine.messages import Abort, Configure, CountCached, Output, ResetPrefixCache, Submit, join_deltas
 from pagedlc_engine.request import Request, TokenDelta, token_array
 from pagedlc_engine.stats import EngineStats
 from pagedlc_engine.validation import check_request
@@ -109,11 +110,7 @@ class Mailbox:
             yield delta
 
     def _merge(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        merged: dict[tuple[str, int], TokenDelta] = {}
-        for delta in deltas:
-            key = (delta.request_id, delta.index)
-            merged[key] = _join(merged[key], delta) if key in merged else delta
-        return [replace(delta, request_id=self.names[delta.request_id]) for delta in merged.values()]
+        return [replace(delta, request_id=self.names[delta.request_id]) for delta in join_deltas(deltas)]
 
 
 def _check_process(owner: int) -> None:
@@ -122,16 +119,6 @@ def _check_process(owner: int) -> None:
             "This engine belongs to the process that this one was forked from. Make a new one here "
             "(or start worker processes with 'spawn')."
         )
-
-
-def _join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
-    logprobs = [*(first.logprobs or []), *(second.logprobs or [])]
-    return replace(
-        second,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=logprobs or None,
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
-    )
 
 
 class RequestHandle:
@@ -190,18 +177,18 @@ class _Pending:
 
 
 class EngineClient:
-    """An engine in a thread of this process, and the requests on their way through it.
+    """An engine, wherever it runs, and the requests on their way through it.
 
     Args:
-        engine: Goes over to the client's thread; the caller must keep no reference to it.
+        host: Runs the engine; started, and later closed, by the client.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        cache = engine.scheduler.cache
-        self.max_model_len = engine.scheduler.max_model_len
-        self._vocab_size = engine.runner.decoder.spec.vocab_size
-        self._block_size = cache.block_size
-        self._hash_prompts = cache.enable_prefix_caching
+    def __init__(self, host: EngineHost) -> None:
+        info = host.info
+        self.max_model_len = info.max_model_len
+        self._vocab_size = info.vocab_size
+        self._block_size = info.block_size
+        self._hash_prompts = info.enable_prefix_caching
         self._lock = threading.Lock()
         # The engine gets names of the client's making: a caller may use a name again while the engine is still busy
         # giving up its last request of that name.
@@ -210,12 +197,13 @@ class EngineClient:
         self._pending: dict[str, _Pending] = {}
         self._queries: dict[int, Future[int]] = {}
         self._query_ids = itertools.count()
-        self._stats = engine.stats()
+        self._stats = info.stats
         self._ended: PagedLCError | None = None
         self._process = os.getpid()
-        self._thread = EngineThread(engine, _deliver_to(weakref.ref(self)))
+        self._host = host
         # Also runs when the client is garbage, and before the interpreter exits.
-        self._stop = weakref.finalize(self, self._thread.close, 60.0)
+        self._stop = weakref.finalize(self, host.close, 60.0)
+        host.start(_deliver_to(weakref.ref(self)))
 
     def submit(self, request: Request, mailbox: Mailbox | None = None) -> RequestHandle:
         """Hand a request to the engine; returns at once.
@@ -243,7 +231,7 @@ class EngineClient:
             box.names[key] = name
             self._pending[key] = _Pending(name, box, set(range(request.params.n)))
             now = time.monotonic()
-            self._thread.send(Submit(replace(request, request_id=key, block_hashes=hashes, arrival_time=now)))
+            self._host.send(Submit(replace(request, request_id=key, block_hashes=hashes, arrival_time=now)))
         return RequestHandle(self, name, key, box)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -255,7 +243,7 @@ class EngineClient:
     def abort_key(self, key: str, index: int | None = None) -> None:
         """:meth:`abort` by the engine's name for a request."""
         if self._ended is None:
-            self._thread.send(Abort(key, index))
+            self._host.send(Abort(key, index))
 
     def drop(self, key: str) -> None:
         """Give up a request whose deltas nobody will read."""
@@ -282,12 +270,12 @@ class EngineClient:
         if not isinstance(max_num_seqs, int) or max_num_seqs < 1:
             raise InvalidRequestError(f"max_num_seqs must be a whole number from 1, not {max_num_seqs!r}.")
         self._check_alive()
-        self._thread.send(Configure(max_num_seqs))
+        self._host.send(Configure(max_num_seqs))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, from the next step on; running requests go on."""
         self._check_alive()
-        self._thread.send(ResetPrefixCache())
+        self._host.send(ResetPrefixCache())
 
     def count_cached_tokens(self, request: Request) -> int:
         """How many of the prompt's tokens the prefix cache would serve now; the prompt is not computed.
@@ -301,7 +289,7 @@ class EngineClient:
             self._check_alive()
             query_id = next(self._query_ids)
             self._queries[query_id] = answer
-            self._thread.send(CountCached(query_id, self._block_hashes(request)[:usable]))
+            self._host.send(CountCached(query_id, self._block_hashes(request)[:usable]))
         return answer.result() * self._block_size
 
     def _block_hashes(self, request: Request) -> tuple[bytes, ...]:
@@ -323,7 +311,8 @@ class EngineClient:
             raise own_copy(self._ended)
 
     def _deliver(self, output: Output) -> None:
-        self._stats = output.stats
+        if output.stats is not None:
+            self._stats = output.stats
         for query_id, reply in output.replies.items():
             self._queries.pop(query_id).set_result(reply)
         waiters: list[_Waiter] = []

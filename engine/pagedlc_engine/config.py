@@ -19,6 +19,7 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "gguf", "safetensors", "dummy"]
 AttentionBackendName = Literal["auto", "torch", "triton"]
+EngineHostName = Literal["thread", "process"]
 
 
 class EngineConfig(BaseModel):
@@ -50,6 +51,9 @@ class EngineConfig(BaseModel):
             slower steps.
         cudagraph_capture_sizes: Batch sizes to capture for decoding; ``None`` takes a built-in list up to
             ``max_num_seqs``.
+        engine_host: ``"thread"`` runs the engine in a thread of this process; ``"process"`` in a child process of its
+            own, which other threads of this one cannot slow down: it takes some seconds more to start, and ends with
+            this process.
         seed: Seeds requests that bring none, in order of arrival, and dummy weights. ``None`` draws
             request seeds from the operating system.
     """
@@ -72,6 +76,7 @@ class EngineConfig(BaseModel):
     attention_backend: AttentionBackendName = "auto"
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
+    engine_host: EngineHostName = "thread"
     seed: int | None = None
 
     @field_validator("block_size")

@@ -21,6 +21,7 @@ __all__ = [
     "PromptTooLongError",
     "UnsupportedModelError",
     "own_copy",
+    "portable",
     "without_frames",
 ]
 
@@ -69,6 +70,15 @@ def own_copy(error: PagedLCError) -> PagedLCError:
     """The same error for one more caller: an exception collects the frames of everyone who raises it."""
     made = copy.copy(error)
     made.__cause__ = error.__cause__
+    return made
+
+
+def portable(error: PagedLCError) -> PagedLCError:
+    """A copy that can be pickled without loss: the cause's traceback becomes a note."""
+    made = copy.copy(error)
+    if error.__cause__ is not None:
+        cause = "".join(traceback.format_exception(error.__cause__)).rstrip()
+        made.__notes__ = [*getattr(error, "__notes__", ()), f"Caused, in the engine's process, by:\n{cause}"]
     return made
 
 

@@ -1,0 +1,126 @@
+"""What a client and an engine's loop say to each other: plain, picklable messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from pagedlc_engine.errors import EngineDeadError
+from pagedlc_engine.request import Request, TokenDelta
+from pagedlc_engine.stats import EngineStats
+
+__all__ = [
+    "Abort",
+    "Command",
+    "Configure",
+    "CountCached",
+    "Deliver",
+    "EngineInfo",
+    "Output",
+    "ResetPrefixCache",
+    "Submit",
+    "WakeUp",
+    "join_deltas",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Queue a request."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Give up a request, or one of its answers."""
+
+    request_id: str
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Change what may change while the engine runs."""
+
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget all cached prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountCached:
+    """Ask how many blocks of a chain are cached; the answer comes in ``Output.replies`` under ``query_id``."""
+
+    query_id: int
+    block_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """Look again whether there is something to do."""
+
+
+Command = Submit | Abort | Configure | ResetPrefixCache | CountCached | WakeUp
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client must know of its engine.
+
+    Args:
+        max_model_len: Longest prompt plus answer in tokens.
+        vocab_size: Token ids are below this.
+        block_size: Tokens per KV block.
+        enable_prefix_caching: Whether prompts' blocks are looked up by their hashes.
+        stats: Before the first step.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    enable_prefix_caching: bool
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one turn of the loop has to say.
+
+    Args:
+        deltas: New tokens.
+        stats: A snapshot taken after the step; ``None`` if there is no newer one.
+        replies: Query id to answer.
+        died: Set on the last output of an engine that failed.
+    """
+
+    deltas: list[TokenDelta]
+    stats: EngineStats | None = None
+    replies: dict[int, int] = field(default_factory=dict)
+    died: EngineDeadError | None = None
+
+
+#: Takes outputs on the host's thread; returns False when nobody is there any more to take them.
+Deliver = Callable[[Output], bool]
+
+
+def join_deltas(deltas: Iterable[TokenDelta]) -> list[TokenDelta]:
+    """Deltas in order of arrival, those of one answer merged into one."""
+    merged: dict[tuple[str, int], TokenDelta] = {}
+    for delta in deltas:
+        key = (delta.request_id, delta.index)
+        merged[key] = _join(merged[key], delta) if key in merged else delta
+    return list(merged.values())
+
+
+def _join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    logprobs = [*(first.logprobs or []), *(second.logprobs or [])]
+    return replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=logprobs or None,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+    )

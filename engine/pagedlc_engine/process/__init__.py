@@ -1,0 +1,1 @@
+"""An engine in a process of its own: ``host`` is the user's side, ``child`` the engine's."""

@@ -1,0 +1,478 @@
+"""An engine in a process of its own: the same answers, clear errors, and no process left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny_model, tiny_llm
+
+from pagedlc import (
+    LLM,
+    ConfigError,
+    EngineClosedError,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelLoadError,
+    ModelNotFoundError,
+    PagedLCError,
+    SamplingParams,
+)
+from pagedlc_engine.errors import portable
+from pagedlc_engine.messages import Output
+from pagedlc_engine.process.wire import Vocabulary, pack_commands, pack_outputs, unpack_outputs
+from pagedlc_engine.request import Logprob, RequestTimings, TokenDelta
+from pagedlc_engine.stats import EngineStats
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+
+ROOT = Path(__file__).parents[2]
+PATHS = [str(ROOT), str(ROOT / "engine"), str(ROOT / "integrations"), str(Path(__file__).parent)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def threaded(folder: Path) -> Iterator[LLM]:
+    with tiny_llm(folder) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[tuple[LLM, int]]:
+    """A model that no test breaks, and its process."""
+    before = engine_processes()
+    with tiny_llm(folder, engine_host="process") as made:
+        made.load()
+        [pid] = engine_processes() - before
+        yield made, pid
+    assert pid not in engine_processes()
+
+
+@pytest.fixture(scope="module")
+def llm(shared: tuple[LLM, int]) -> LLM:
+    return shared[0]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
+
+
+def all_blocks_free(llm: LLM) -> bool:
+    stats = llm.stats()
+    return stats.num_running == stats.num_waiting == 0 and stats.num_free_blocks == stats.num_blocks
+
+
+def params(max_tokens: int, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def engine_processes(parent: int | None = None) -> set[int]:
+    """Ids of the engines' processes that a process has started, zombies included."""
+    children = Path(f"/proc/{parent or os.getpid()}/task").glob("*/children")
+    return {int(pid) for file in children for pid in file.read_text().split()}
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[tuple[LLM, int]]:
+    """A model that a test may break, and its process."""
+    before = engine_processes()
+    with tiny_llm(folder, engine_host="process") as made:
+        made.load()
+        [pid] = engine_processes() - before
+        yield made, pid
+    assert pid not in engine_processes()
+
+
+# -- the same answers ---------------------------------------------------------------------------------
+
+
+def test_answers_numbers_and_logprobs_are_those_of_the_thread(llm: LLM, threaded: LLM) -> None:
+    prompts = [list(range(1, length)) for length in (2, 40, 41)]
+    for sampling in (
+        params(12, temperature=0, logprobs=3, prompt_logprobs=2),
+        params(12, seed=3, n=3, top_p=0.9),
+        params(12, temperature=0, logit_bias={65: 100.0}),
+    ):
+        for host in (llm, threaded):
+            host.reset_prefix_cache()
+        ours, theirs = llm.generate(prompts, sampling), threaded.generate(prompts, sampling)
+        for here, there in zip(ours, theirs, strict=True):
+            assert here.outputs == there.outputs
+            assert here.prompt_logprobs == there.prompt_logprobs
+            assert here.num_cached_tokens == there.num_cached_tokens
+    timings = ours[0].timings
+    assert timings.queue_time is not None
+    assert timings.total_time is not None
+    assert 0 <= timings.queue_time <= timings.total_time
+
+
+async def test_streams_bring_the_same_text(llm: LLM, threaded: LLM) -> None:
+    sampling = params(40, temperature=0)
+    expected = threaded.generate("hello", sampling)[0].outputs[0]
+    chunks = list(llm.generate_stream("hello", sampling))
+    assert "".join(chunk.text for chunk in chunks) == expected.text
+    chunks = [chunk async for chunk in llm.agenerate_stream("hello", sampling)]
+    assert [token for chunk in chunks for token in chunk.token_ids] == expected.token_ids
+    assert chunks[-1].finish_reason == "length"
+
+
+def test_structured_outputs_hold_there_too(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=20, structured_outputs={"choice": ["yes", "no"]})
+    answers = [output.outputs[0].text for output in llm.generate(["Is it?"] * 3, sampling)]
+    assert set(answers) <= {"yes", "no"}
+    with pytest.raises(InvalidRequestError, match="structured_outputs"):
+        llm.generate("x", SamplingParams(structured_outputs={"regex": "("}))
+
+
+def test_the_prefix_cache_can_be_asked_and_emptied(llm: LLM) -> None:
+    prompt = list(range(1, 50))
+    llm.generate([prompt], params(2))
+    assert llm.explain_prefix(prompt).num_cached_tokens == 48
+    llm.reset_prefix_cache()
+    assert llm.explain_prefix(prompt).num_cached_tokens == 0
+
+
+def test_limits_can_be_changed_and_numbers_are_seen(llm: LLM) -> None:
+    before = llm.stats().generation_tokens
+    llm.configure(max_num_seqs=3)
+    llm.generate([[1, 2]], params(5))
+    stats = llm.stats()
+    assert stats.generation_tokens == before + 5
+    assert stats.max_num_seqs == 3
+    assert stats.tokens_per_second > 0
+    llm.configure(max_num_seqs=64)
+
+
+def test_the_numbers_of_a_silent_long_answer_are_seen_on_the_way(llm: LLM) -> None:
+    thread = threading.Thread(target=lambda: llm.generate([[1, 2]], params(500)))
+    thread.start()
+    eventually(lambda: llm.stats().num_running == 1)
+    thread.join(60)
+    assert llm.stats().num_running == 0
+
+
+# -- many users ---------------------------------------------------------------------------------------
+
+
+def test_16_threads_and_50_tasks_share_it_and_no_block_is_lost(llm: LLM, threaded: LLM) -> None:
+    expected = {
+        length: threaded.generate([list(range(1, length))], params(12, temperature=0))[0].outputs[0].token_ids
+        for length in range(5, 40)
+    }
+    finished: list[int] = []
+
+    def check(length: int) -> None:
+        output = llm.generate([list(range(1, length))], params(12, temperature=0))[0]
+        assert output.outputs[0].token_ids == expected[length]
+        finished.append(length)
+
+    def thread(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(3):
+            check(draw.randint(5, 39))
+        stream = llm.generate_stream(list(range(1, draw.randint(5, 39))), params(200))
+        next(stream)
+        stream.close()
+
+    async def task(seed: int) -> bool:
+        length = 5 + seed % 35
+        if seed % 5 == 0:
+            running = asyncio.create_task(llm.agenerate([list(range(1, length))], params(400)))
+            await asyncio.sleep(0.001 * (seed % 7))
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            return False
+        output = (await llm.agenerate([list(range(1, length))], params(12, temperature=0)))[0]
+        return output.outputs[0].token_ids == expected[length]
+
+    async def tasks() -> list[bool]:
+        return await asyncio.gather(*(task(seed) for seed in range(50)))
+
+    threads = [threading.Thread(target=thread, args=(seed,)) for seed in range(16)]
+    for item in threads:
+        item.start()
+    right = asyncio.run(tasks())
+    for item in threads:
+        item.join(60)
+    assert sum(right) == 40
+    assert len(finished) == 48
+    eventually(lambda: all_blocks_free(llm))
+
+
+def test_abort_and_close_free_the_blocks(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2, 3], params(500))
+    next(stream)
+    stream.close()
+    chunks = []
+    for chunk in llm.generate_stream([1, 2, 3], params(500), request_id="mine"):
+        chunks.append(chunk)
+        llm.abort("mine")
+    assert chunks[-1].finish_reason == "abort"
+    eventually(lambda: all_blocks_free(llm))
+
+
+def test_a_bad_request_is_its_own_affair(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2, 3], params(60))
+    first = next(stream)
+    with pytest.raises(InvalidRequestError, match="vocabulary"):
+        llm.generate([[10_000_000]], params(5))
+    assert len(first.token_ids) + sum(len(chunk.token_ids) for chunk in stream) == 60
+
+
+def test_a_model_loaded_in_a_thread_that_ends_lives_on(folder: Path) -> None:
+    made = tiny_llm(folder, engine_host="process")
+    loader = threading.Thread(target=made.load)
+    loader.start()
+    loader.join(60)
+    assert made.generate([[1]], params(2))[0].finished
+    made.close()
+
+
+# -- its end ------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_requests_with_an_error_and_leaves_no_process(own: tuple[LLM, int]) -> None:
+    llm, pid = own
+    stream = llm.generate_stream([1, 2, 3], params(500))
+    next(stream)
+    threading.Timer(0.02, llm.close).start()
+    with pytest.raises(EngineClosedError, match="closed"):
+        list(stream)
+    eventually(lambda: pid not in engine_processes())
+    with pytest.raises(EngineClosedError, match="closed"):
+        llm.generate([[1]])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_process_fails_its_requests_and_later_ones(own: tuple[LLM, int], number: signal.Signals) -> None:
+    llm, pid = own
+    stream = llm.generate_stream([1, 2, 3], params(500))
+    next(stream)
+    os.kill(pid, number)
+    with pytest.raises(EngineDeadError, match=f"was killed by {number.name}") as caught:
+        list(stream)
+    if number == signal.SIGSEGV:
+        assert "Fatal Python error" in str(caught.value)
+    with pytest.raises(EngineDeadError, match=number.name):
+        llm.generate([[1]], params(2))
+    with pytest.raises(EngineDeadError, match=number.name):
+        llm.explain_prefix([1, 2, 3])
+    assert not llm.usable
+    assert pid not in engine_processes()
+
+
+def test_a_stopped_process_does_not_hold_up_closing(own: tuple[LLM, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedlc_engine.process.host._EXIT_SECONDS", 0.2)
+    llm, pid = own
+    os.kill(pid, signal.SIGSTOP)
+    llm.close()
+    assert not is_running(pid)
+
+
+def test_ctrl_c_at_the_terminal_is_not_for_the_engine(shared: tuple[LLM, int]) -> None:
+    llm, pid = shared
+    assert os.getsid(pid) != os.getsid(0)
+    os.kill(pid, signal.SIGINT)
+    assert llm.generate([[1]], params(2))[0].finished
+
+
+def test_an_interrupted_answer_leaves_the_engine_usable(llm: LLM) -> None:
+    threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1, 2, 3]] * 2000, params(400))
+    assert llm.generate([[1]], params(2))[0].finished
+    eventually(lambda: all_blocks_free(llm))
+
+
+def test_an_engine_nobody_holds_ends_its_process(folder: Path) -> None:
+    before = engine_processes()
+    made = tiny_llm(folder, engine_host="process").load()
+    [pid] = engine_processes() - before
+    del made
+    gc.collect()
+    eventually(lambda: pid not in engine_processes())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_neither_uses_nor_ends_the_engine(llm: LLM) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate([[1]], params(2))
+        except EngineDeadError as error:
+            llm.close()
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    assert b"forked" in os.read(read, 1000)
+    os.close(read)
+    assert llm.generate([[1]], params(2))[0].finished
+
+
+# -- loading ------------------------------------------------------------------------------------------
+
+
+def test_what_can_be_wrong_before_loading_starts_no_process(folder: Path) -> None:
+    before = engine_processes()
+    with pytest.raises(ModelNotFoundError):
+        LLM(str(folder / "missing"), engine_host="process")
+    with pytest.raises(ConfigError, match="engine_host"):
+        tiny_llm(folder, engine_host="proces")
+    assert engine_processes() == before
+
+
+def test_a_load_error_arrives_as_itself(folder: Path) -> None:
+    before = engine_processes()
+    broken = make_tiny_model(folder / "broken")
+    (broken / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
+        LLM(str(broken), engine_host="process").load()
+    with pytest.raises(ConfigError, match="holds only"):
+        tiny_llm(folder, engine_host="process", num_blocks=4, max_model_len=512).load()
+    eventually(lambda: engine_processes() == before)
+
+
+def test_progress_is_shown_here(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with tiny_llm(folder, engine_host="process", use_tqdm=True) as made:
+        made.load()
+        assert "Loading tiny" in capfd.readouterr().err
+
+
+def test_a_loop_that_fails_tells_everyone_and_the_log(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = "def broken(self):\n    raise RuntimeError('a bug')\n"
+    hook = f"from pagedlc_engine.scheduler import Scheduler\n{broken}Scheduler.schedule = broken\n"
+    (tmp_path / "sitecustomize.py").write_text(hook)  # Python runs it when the engine's process starts
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with tiny_llm(folder, engine_host="process") as made:
+        for _ in range(2):
+            with pytest.raises(EngineDeadError, match="RuntimeError: a bug"):
+                made.generate([[1]], params(2))
+    [record] = [item for item in caplog.records if item.name == "pagedlc_engine.loop"]
+    assert "loop failed" in record.message
+    assert "in broken" in record.message
+
+
+# -- programs -----------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from tiny_models import tiny_llm
+from pagedlc import SamplingParams
+llm = tiny_llm(Path({folder!r}), engine_host="process").load()
+{rest}
+"""
+
+
+def script(folder: Path, rest: str) -> str:
+    return SCRIPT.format(paths=PATHS, folder=str(folder), rest=rest)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+ANSWER = "print(llm.generate([[1, 2]], SamplingParams(max_tokens=3))[0].finished)"
+
+
+def test_a_script_without_main_guard_just_works(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(script(folder, ANSWER))
+    out, err = start(str(file)).communicate(timeout=60)
+    assert out == "True\n", err
+
+
+def test_files_where_the_program_runs_are_not_taken_for_modules(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    with tiny_llm(folder, engine_host="process") as made:
+        assert made.generate([[1]], params(2))[0].finished
+
+
+def test_it_works_from_the_command_line(folder: Path) -> None:
+    out, err = start("-c", script(folder, ANSWER)).communicate(timeout=60)
+    assert out == "True\n", err
+
+
+def test_it_dies_with_a_killed_parent(folder: Path) -> None:
+    stream = "stream = llm.generate_stream([1], SamplingParams(max_tokens=500)); next(stream)"
+    parent = start("-c", script(folder, f"{stream}\nprint(1, flush=True)\ninput()"))
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "1\n"
+    [pid] = engine_processes(parent.pid)
+    assert is_running(pid)
+    parent.kill()
+    parent.communicate(timeout=20)
+    eventually(lambda: not is_running(pid), 10)
+
+
+# -- on the wire --------------------------------------------------------------------------------------
+
+
+def test_outputs_come_out_as_they_went_in() -> None:
+    first = TokenDelta("a", 0, [1], [{1: Logprob(-0.5, 1)}], prompt_logprobs=[None], timings=RequestTimings(1.0, 2.0))
+    last = TokenDelta("a", 0, [2], [{2: Logprob(-1.5, 2)}], "stop", 2, timings=RequestTimings(1.0, 2.0, 3.0, 4.0))
+    failed = TokenDelta("b", 1, [], finish_reason="error", error=InvalidRequestError("no"))
+    sent = [Output([first], EngineStats(num_steps=1), {1: 2}), Output([last, failed], EngineStats(num_steps=2), {3: 4})]
+    [one] = unpack_outputs(pack_outputs(sent[:1]))
+    assert one == sent[0]
+    [both] = unpack_outputs(pack_outputs(["news", *sent]))[1:]
+    assert both.stats == EngineStats(num_steps=2)
+    assert both.replies == {1: 2, 3: 4}
+    merged, error = both.deltas
+    assert merged.token_ids == [1, 2]
+    assert merged.logprobs == [*(first.logprobs or []), *(last.logprobs or [])]
+    assert (merged.finish_reason, merged.stop_reason, merged.prompt_logprobs) == ("stop", 2, [None])
+    assert merged.timings == last.timings
+    assert isinstance(error.error, InvalidRequestError)
+
+
+def test_an_error_keeps_its_cause_as_text() -> None:
+    error = PagedLCError("outer")
+    error.__cause__ = ZeroDivisionError("inner")
+    made = portable(error)
+    assert type(made) is PagedLCError
+    assert "ZeroDivisionError: inner" in made.__notes__[0]
+    assert not hasattr(error, "__notes__")
+
+
+def test_a_tokenizer_that_cannot_travel_is_the_grammars_problem_only() -> None:
+    [packed] = pack_commands([Vocabulary(lambda: 1 / 0)])  # type: ignore[arg-type, return-value]
+    with pytest.raises(PagedLCError, match="engine_host='thread'"):
+        packed.unpack()
