@@ -83,8 +83,18 @@ def _params(item: WorkloadRequest) -> SamplingParams:
     return SamplingParams(temperature=item.temperature, max_tokens=item.max_tokens, ignore_eos=True)
 
 
+#: A word a role, a message's words, and the word of the role that is to answer.
+_TEMPLATE = (
+    "{% set names = {'system': 't1', 'user': 't2', 'assistant': 't3'} %}"
+    "{% for message in messages %}{{ names[message['role']] }} {{ message['content'] }} {% endfor %}t3"
+)
+
+
 def with_tokenizer(model: Path) -> Path:
-    """A copy of a folder that holds only a config, with a tokenizer that knows one word a token id."""
+    """A copy of a folder that holds only a config, with a tokenizer that knows one word a token id.
+
+    Its chat template adds a word a message, so that conversations can be made to length.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pagedlc-bench-")) / model.name
     shutil.copytree(model, folder)
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -92,6 +102,6 @@ def with_tokenizer(model: Path) -> Path:
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.WordPiece()
     backend.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder

@@ -66,6 +66,8 @@ class ReasoningSplitter:
 
     def feed(self, text: str) -> list[ReasoningDelta | TextDelta]:
         """Take in more of the answer and return what is now certain."""
+        if self._place is _Place.ANSWER and not self._held:
+            return [TextDelta(text)] if text else []
         self._held += text
         deltas: list[ReasoningDelta | TextDelta] = []
         while self._held:

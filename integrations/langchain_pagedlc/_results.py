@@ -87,9 +87,12 @@ class Describer:
 
         The last chunk of the answer carries usage and metadata, so that the sum is the whole.
         """
+        write = _as_blocks if self.in_blocks else _as_text
         last = delta.message.finish_reason is not None
+        if not last and delta.chunk.logprobs is None and (text := _only_text(delta)) is not None:
+            return [self._chat_chunk(write(text))]
         info = self._logprobs_info(delta.chunk.logprobs)
-        pieces = _pieces(delta, _as_blocks if self.in_blocks else _as_text)
+        pieces = _pieces(delta, write)
         # LangChain reads the calls of a last chunk as if they were all of the calls.
         if (last and (not pieces or "tool_call_chunks" in pieces[-1])) or (info and not pieces):
             pieces.append({"content": ""})
@@ -205,6 +208,14 @@ def _pieces(delta: TurnDelta, write: Callable[[TextDelta | ReasoningDelta], _Pie
                     pieces.append({"content": "", "tool_call_chunks": []})
                 _add_call_event(pieces[-1]["tool_call_chunks"], event, delta.message)
     return [piece for piece in pieces if piece.get("tool_call_chunks") != []]
+
+
+def _only_text(delta: TurnDelta) -> TextDelta | ReasoningDelta | None:
+    """What nearly every piece of a stream is; the cost of these is what limits many streams in one interpreter."""
+    match delta.events:
+        case [TextDelta() | ReasoningDelta() as text]:
+            return text
+    return None
 
 
 def _as_text(event: TextDelta | ReasoningDelta) -> _Piece:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from pagedlc.tools.call_readers import CallReader, NamedCallReader, ObjectCallReader, Progress
 from pagedlc.tools.emitter import CallEmitter, new_call_id
-from pagedlc.tools.events import ToolEvent
+from pagedlc.tools.events import TextDelta, ToolEvent
 
 __all__ = ["CallParser", "CallSyntax", "PlainParser", "ToolCallParser", "longest_overlap"]
 
@@ -53,13 +53,9 @@ class CallSyntax:
 class PlainParser:
     """For answers that can have no calls: everything is text."""
 
-    def __init__(self) -> None:
-        self._emitter = CallEmitter(())
-
     def feed(self, text: str) -> list[ToolEvent]:
         """See :class:`CallParser`."""
-        self._emitter.text(text)
-        return self._emitter.take()
+        return [TextDelta(text)] if text else []
 
     def finish(self) -> list[ToolEvent]:
         """See :class:`CallParser`."""

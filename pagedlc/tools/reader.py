@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pagedlc.outputs import CompletionChunk, CompletionOutput
 from pagedlc.reasoning import ReasoningSplitter
 from pagedlc.tools.events import AnswerEvent, ChatMessage, MessageFinish, ReasoningDelta, TextDelta, ToolEvent
-from pagedlc.tools.parser import CallParser
+from pagedlc.tools.parser import CallParser, PlainParser
 from pagedlc.tools.stops import TextStops
 
 __all__ = ["MessageReader"]
@@ -31,6 +31,7 @@ class MessageReader:
         self._parser = parser
         self._stops = stops
         self._min_tokens = min_tokens
+        self._plain = isinstance(parser, PlainParser) and not stops.any
         self.message = ChatMessage()
 
     @property
@@ -74,6 +75,8 @@ class MessageReader:
         return finish
 
     def _events(self, deltas: Iterable[ReasoningDelta | TextDelta], active: bool) -> list[AnswerEvent]:
+        if self._plain:
+            return [*deltas]
         events: list[AnswerEvent] = []
         for delta in deltas:
             if isinstance(delta, ReasoningDelta):

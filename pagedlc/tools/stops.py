@@ -26,6 +26,11 @@ class TextStops:
         self._held = ""
         self.matched: str | None = None
 
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._stops)
+
     def feed(self, text: str, active: bool = True) -> str:
         """Take in more text and return what is certain.
 
