@@ -141,7 +141,7 @@ class ModelRunner:
                 slots.append(self._slot(sampler))
         if not rows:
             return None
-        logits = self.decoder.compute_logits(hidden if len(rows) == len(hidden) else hidden[rows])
+        logits = self.decoder.compute_logits(hidden if rows == list(range(len(hidden))) else hidden[rows])
         sampled = self.sampler.sample(logits, slots, self._allowed(plan, failures))
         self._newest[slots] = sampled.token_ids
         return sampled
