@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from pagedlc_engine.cuda.fused_decoder import StepTensors
+from pagedlc_engine.cuda.runner import CudaRunner
 from pagedlc_engine.request import SamplingParams
 from tests.cuda.cuda_engines import answers, make_engine
 
@@ -76,6 +79,24 @@ def test_more_requests_than_planned_for(tmp_path: Path, device: torch.device) ->
     engine = make_engine(tmp_path, device, max_num_seqs=1)
     engine.scheduler.max_num_seqs = 4
     assert answers(engine, prompts, [greedy(3)] * 4) == expected
+
+
+def test_a_step_of_a_size_that_is_captured_only_when_it_comes(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def captured(runner: CudaRunner, step: StepTensors) -> Any:
+        runner._run_empty(step)
+        return SimpleNamespace(tensors=step, graph=SimpleNamespace(launch=lambda _: runner._launch(step)))
+
+    prompts = [prompt(n) for n in (3, 9)]
+    expected = answers(make_engine(tmp_path, device, plain=True), prompts, [greedy(3)] * 2)
+    engine = make_engine(tmp_path, device, max_num_batched_tokens=16)
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    monkeypatch.setattr(CudaRunner, "_capture", captured)
+    monkeypatch.setattr(runner, "_use_graphs", True)
+    runner.attach(runner._kv, runner.cache)
+    assert answers(engine, prompts, [greedy(3)] * 2) == expected
 
 
 @pytest.mark.slow

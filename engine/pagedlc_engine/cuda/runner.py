@@ -214,7 +214,7 @@ class CudaRunner(ModelRunner):
             packed = self._packer.pack(plan, packet)
             if packed.admissions:
                 self._state.admit(*packed.admissions.arrays())
-            step = self._run(packed)
+            step = self._run(packed, packet)
             general = self._sample_general(packed, step.logits) if packed.general else None
             logprobs = {} if packed.shape.decodes else self._prompt_logprobs(plan, step.hidden)
             at = self._end_packet()
@@ -223,14 +223,26 @@ class CudaRunner(ModelRunner):
             raise
         return PendingStep(self._events[at], self._state.results[at], packed.samples, general, logprobs)
 
-    def _run(self, packed: Packed) -> StepTensors:
+    def _run(self, packed: Packed, packet: Ints) -> StepTensors:
         if packed.captured and self._use_graphs:
+            if packed.shape not in self._steps:
+                self._capture_late(packed.shape, packet)
             step = self._step(packed.shape)
             step.graph.launch(self._stream)
             return step.tensors
         tensors = self._state.step_tensors(packed.shape)
         self._launch(tensors)
         return tensors
+
+    def _capture_late(self, shape: StepShape, packet: Ints) -> None:
+        """Capture a shape whose first step is packed already. The empty step of a capture takes the packet's turn,
+        so what is in it moves to the next one."""
+        content = packet.copy()
+        self._step(shape)
+        moved = self._next_packet()
+        turn = moved[2]
+        moved[:] = content
+        moved[2] = turn
 
     def _launch(self, step: StepTensors) -> None:
         """Launch every kernel of a step."""
