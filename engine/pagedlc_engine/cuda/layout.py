@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from pagedlc_engine.kernels.attention_plan import RECORD
 
-__all__ = ["PacketLayout", "StepShape"]
+__all__ = ["SPARE_SHARED_TILES", "PacketLayout", "StepShape"]
+
+#: Tiles of the prefix pass beyond full ones: for that many further groups.
+SPARE_SHARED_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from pagedlc_engine.cuda.layout import StepShape
+from pagedlc_engine.cuda.layout import SPARE_SHARED_TILES, StepShape
 from pagedlc_engine.cuda.tiles import wants_splits, wide_tiles
 from pagedlc_engine.kernels.attention_plan import MIN_WIDE_ROWS, SHARED_ROWS, WIDE_ROWS, AttentionGeometry, Ints
 
@@ -116,7 +116,7 @@ class ShapeBook:
         tiles = -(-shape.tokens * group // rows)
         wanted = self._geometry.num_processors // (tiles * self._geometry.num_kv_heads)
         splits = max(2, min(16, _power_of_two(wanted)))
-        return replace(shape, shared=tiles + 4, shared_rows=rows, shared_splits=splits)
+        return replace(shape, shared=tiles + SPARE_SHARED_TILES, shared_rows=rows, shared_splits=splits)
 
     def shared_tile_tokens(self, shape: StepShape) -> int:
         """Queries of a tile of the prefix pass."""

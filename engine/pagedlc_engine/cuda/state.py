@@ -9,7 +9,7 @@ import torch
 import triton
 
 from pagedlc_engine.cuda.fused_decoder import StepTensors
-from pagedlc_engine.cuda.layout import PacketLayout, StepShape
+from pagedlc_engine.cuda.layout import SPARE_SHARED_TILES, PacketLayout, StepShape
 from pagedlc_engine.cuda.step_kernels import admit_kernel, commit_kernel, unpack_kernel
 from pagedlc_engine.cuda.tiles import narrow_rows
 from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, AttentionPlan, Ints, TileTable
@@ -118,7 +118,7 @@ class DeviceState:
         if shape.shared:
             records = self._records(layout.shared, shape.shared)
             tokens = shape.shared_rows // geometry.group
-            shared = TileTable(records, shape.shared_rows, shape.shared_splits, tokens)
+            shared = TileTable(records, shape.shared_rows, shape.shared_splits, tokens, spare=SPARE_SHARED_TILES)
         return AttentionPlan(
             query_lens=_NOTHING,
             context_lens=_NOTHING,

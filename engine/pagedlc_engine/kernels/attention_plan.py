@@ -75,6 +75,7 @@ class TileTable:
         splits: Size of the launch grid's split axis: the most splits any tile has.
         tokens: The most query tokens any tile has.
         merges_prefix: Whether some tile merges results of the prefix pass.
+        spare: Tiles that a launch of a fixed size has beyond what it usually needs.
     """
 
     records: torch.Tensor
@@ -82,6 +83,7 @@ class TileTable:
     splits: int
     tokens: int
     merges_prefix: bool = False
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)

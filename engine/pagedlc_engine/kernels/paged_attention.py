@@ -21,7 +21,9 @@ __all__ = ["AttentionConfig", "choose_config", "paged_attention"]
 
 
 # With fewer programs than this, each must keep more loads in flight; with more, programs hide each other's waits.
+# Tiles of many rows do so from one program a multiprocessor on.
 FEW_PROGRAMS = 264
+FEW_WIDE_PROGRAMS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def choose_config(rows: int, head_dim: int, block_size: int, dtype: torch.dtype,
             return AttentionConfig(keys=32, num_warps=4, num_stages=3)
         return AttentionConfig(keys=64, num_warps=4, num_stages=5 if programs <= FEW_PROGRAMS else 3)
     warps = 8 if rows > 64 else 4
-    if head_dim <= 128 and programs <= FEW_PROGRAMS:
+    if head_dim <= 128 and programs <= (FEW_WIDE_PROGRAMS if rows > 64 else FEW_PROGRAMS):
         return AttentionConfig(keys=64, num_warps=warps, num_stages=5)
     registers = 128 if head_dim <= 128 else None
     if block_size % 64 == 0 and head_dim in (64, 128, 256):
@@ -141,7 +143,7 @@ class _Launch:
         if self.config is not None:
             return self.config
         _, block_size, num_kv_heads, head_dim = self.key_cache.shape
-        programs = len(table.records) * table.splits * num_kv_heads
+        programs = (len(table.records) - table.spare) * table.splits * num_kv_heads
         return choose_config(table.rows, head_dim, block_size, self.query.dtype, programs)
 
     def attend(self, table: TileTable, *, is_shared: bool = False, early: bool = False) -> None:
