@@ -45,7 +45,7 @@ class StepTensors:
         cache_slots: int32 [tokens]; negative for padding.
         sample_rows: int32 [samples], rows of the hidden vectors to sample from.
         plan: Attention tiles; the host arrays in it are not used.
-        hidden: [tokens, hidden_size], for vectors after the last norm; steps of few rows leave it as it is.
+        hidden: [tokens, hidden_size], for vectors after the last norm where ``shape.every_row``; otherwise scratch.
         logits: [samples, vocab_size] in the model's type, for the result.
     """
 
@@ -112,7 +112,7 @@ class FusedDecoder:
         return torch.mm(hidden, self._head.t()).float()
 
     def forward(self, step: StepTensors, cache: Tensor) -> Tensor:
-        """Run the model over a step; fills ``step.hidden`` and ``step.logits``.
+        """Run the model over a step; fills ``step.logits``, and ``step.hidden`` where ``step.shape.every_row``.
 
         Args:
             step: The step.
@@ -166,15 +166,20 @@ class FusedDecoder:
         stream = embed(step.ids, self._embedding)
         hidden = add_rms_norm(stream, None, self._layers[0].attention_norm, eps, out=step.hidden)
         gains = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
+        last = len(self._layers) - 1
         for index, (layer, gain) in enumerate(zip(self._layers, gains, strict=True)):
             projected = _product(hidden, layer.qkv, layer.qkv_bias)
             attended = self._attend(layer, projected, step, *cache[index])
+            if index == last and step.shape.samples_alone:
+                attended, stream = embed(step.sample_rows, attended), embed(step.sample_rows, stream)
+                hidden = torch.empty_like(stream)
             product = _product(attended, layer.output, layer.output_bias)
             hidden = add_rms_norm(product, stream, layer.feed_norm, eps, out=hidden, overlap=True)
             gated = silu_mul(_product(hidden, layer.gate_up, layer.gate_up_bias), overlap=True)
             product = _product(gated, layer.down, layer.down_bias)
             hidden = add_rms_norm(product, stream, gain, eps, out=hidden, overlap=True)
-        rows = hidden if step.shape.decodes else embed(step.sample_rows, hidden)
+        alone = step.shape.decodes or step.shape.samples_alone
+        rows = hidden if alone else embed(step.sample_rows, hidden)
         torch.mm(rows, self._head.t(), out=step.logits)
         return rows
 

@@ -29,6 +29,7 @@ class StepShape:
         shared_splits: Programs along a prefix.
         decodes: One token and one sample per request, so sample rows are token rows, and no request reads a block
             that another one writes in the step.
+        every_row: Finish every token's row, not only those that are sampled from.
     """
 
     tokens: int
@@ -42,6 +43,12 @@ class StepShape:
     shared_rows: int = 64
     shared_splits: int = 0
     decodes: bool = False
+    every_row: bool = False
+
+    @property
+    def samples_alone(self) -> bool:
+        """Whether the last layer goes on with the sampled rows alone, once its keys and values are stored."""
+        return self.samples < self.tokens and not self.every_row
 
     @property
     def partial_rows(self) -> int:

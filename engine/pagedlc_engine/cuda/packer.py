@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -211,6 +211,8 @@ class StepPacker:
         captured = shape is not None
         if shape is None:
             shape = self._book.exact(need)
+        if any(item.sequence.wants_prompt_logprobs for item in scheduled):
+            shape, captured = replace(shape, every_row=True), False
         layout = self._layout
         packet[0], packet[1] = end, len(sample_rows)
         packet[layout.sample_rows : layout.sample_rows + len(sample_rows)] = sample_rows

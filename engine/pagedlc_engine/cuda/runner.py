@@ -216,7 +216,7 @@ class CudaRunner(ModelRunner):
                 self._state.admit(*packed.admissions.arrays())
             step = self._run(packed, packet)
             general = self._sample_general(packed, step.logits) if packed.general else None
-            logprobs = {} if packed.shape.decodes else self._prompt_logprobs(plan, step.hidden)
+            logprobs = self._prompt_logprobs(plan, step.hidden) if packed.shape.every_row else {}
             at = self._end_packet()
         except BaseException:
             self._recover()
