@@ -20,10 +20,14 @@ GIB = 1 << 30
 #: Without a setting, a CPU engine takes this share of the free memory for its KV cache, and no more than this.
 CPU_CACHE_SHARE = 0.25
 CPU_CACHE_LIMIT = 2 * GIB
+CPU_STEP_TOKENS = 512
 #: Products of a step with prompt tokens: some 25 to 30 ms of an H200's matrix units; and its most tokens, because
 #: attention over a long context comes on top.
 GPU_STEP_FLOPS = 2e13
 GPU_STEP_TOKENS = 2048
+#: A step that nobody waits for token by token, on a card with room for its activations.
+GPU_LONG_STEP_TOKENS = 8192
+GPU_LONG_STEP_MEMORY = 70 * GIB
 #: Left free on a GPU for activations and the libraries' workspaces.
 GPU_RESERVE = 2 * GIB
 
@@ -38,6 +42,7 @@ class Placement:
     attention: type[AttentionBackend]
     max_num_batched_tokens: int
     fused: bool = False
+    max_num_batched_tokens_while_streaming: int | None = None
 
     @property
     def run_ahead(self) -> int:
@@ -55,20 +60,30 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
     dtype = _dtype(config, device)
     quantization = _quantization(config, device, dtype)
     attention = _attention(config, device)
+    while_streaming = config.max_num_batched_tokens_while_streaming or _streaming_budget(spec, device)
     return Placement(
         device=device,
         dtype=dtype,
         quantization=quantization,
         attention=attention,
-        max_num_batched_tokens=config.max_num_batched_tokens or _token_budget(spec, device),
+        max_num_batched_tokens=config.max_num_batched_tokens or _token_budget(device, while_streaming),
         fused=device.type == "cuda" and attention is not TorchAttention,
+        max_num_batched_tokens_while_streaming=while_streaming,
     )
 
 
-def _token_budget(spec: ModelSpec, device: torch.device) -> int:
-    """Tokens a step: on a GPU about as many as keep other requests, whose tokens wait for the step, flowing."""
+def _token_budget(device: torch.device, while_streaming: int | None) -> int:
+    """Tokens of a step that no stream waits for."""
     if device.type != "cuda":
-        return 512
+        return CPU_STEP_TOKENS
+    roomy = torch.cuda.get_device_properties(device).total_memory >= GPU_LONG_STEP_MEMORY
+    return max(while_streaming or 0, GPU_LONG_STEP_TOKENS if roomy else GPU_STEP_TOKENS)
+
+
+def _streaming_budget(spec: ModelSpec, device: torch.device) -> int | None:
+    """Tokens of a step that keep streams, whose next tokens wait for it, flowing; ``None`` for no difference."""
+    if device.type != "cuda":
+        return None
     width = 2 * (spec.num_heads + spec.num_kv_heads)
     weights = spec.num_layers * spec.hidden_size * (spec.head_dim * width + 3 * spec.intermediate_size)
     wanted = int(GPU_STEP_FLOPS / (2 * weights))

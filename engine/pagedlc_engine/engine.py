@@ -210,7 +210,13 @@ def build_engine(
     max_model_len = check_max_model_len(config, spec)
     make = _cuda_runner if placement.fused else _plain_runner
     runner, cache = make(config, placement, spec, max_model_len, progress)
-    scheduler = Scheduler(cache, config.max_num_seqs, placement.max_num_batched_tokens, max_model_len)
+    scheduler = Scheduler(
+        cache,
+        config.max_num_seqs,
+        placement.max_num_batched_tokens,
+        max_model_len,
+        placement.max_num_batched_tokens_while_streaming,
+    )
     grammars = None if vocabulary is None else GrammarCompiler(vocabulary)
     return Engine(scheduler, runner, config.seed, placement.run_ahead, grammars)
 

@@ -37,14 +37,24 @@ class Scheduler:
         max_num_seqs: Most sequences running at once; may be changed between steps.
         max_num_batched_tokens: Most tokens computed in one step.
         max_model_len: Most tokens of a sequence, prompt and answer together.
+        max_num_batched_tokens_while_streaming: Most tokens of a step that somebody who reads along waits for;
+            ``None`` makes no difference.
     """
 
     def __init__(
-        self, cache: KVCacheManager, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+        self,
+        cache: KVCacheManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_num_batched_tokens_while_streaming: int | None = None,
     ) -> None:
         self.cache = cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self._streaming_tokens = min(
+            max_num_batched_tokens_while_streaming or max_num_batched_tokens, max_num_batched_tokens
+        )
         self.max_model_len = min(max_model_len, cache.pool.num_usable * cache.block_size)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -128,7 +138,7 @@ class Scheduler:
         """Plan the next step and count its tokens as computed; ``None`` when nothing can be computed now."""
         plan = StepPlan()
         preemptions = self._num_preemptions
-        budget = self.max_num_batched_tokens
+        budget = self._token_budget()
         for sequence in self._running_in_turn():
             if sequence.status is Status.RUNNING and budget > 0 and sequence.num_uncomputed > 0:
                 budget -= self._continue(sequence, budget, plan)
@@ -138,6 +148,13 @@ class Scheduler:
             return None
         plan.released, self._released = self._released, []
         return plan
+
+    def _token_budget(self) -> int:
+        """A long step is a gap in every stream, so there is one only while nobody reads along."""
+        streaming = self._streaming_tokens < self.max_num_batched_tokens and any(
+            not sequence.request.whole and not sequence.prefilling for sequence in self._running
+        )
+        return self._streaming_tokens if streaming else self.max_num_batched_tokens
 
     def _running_in_turn(self) -> Iterator[Sequence]:
         """Sequences that need one token come first: a long prompt must not hold up the others' streams."""

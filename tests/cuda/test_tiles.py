@@ -107,6 +107,16 @@ def test_every_captured_shape_has_a_size() -> None:
     assert BOOK.decode(65, split=False, shared=False) is None
 
 
+def test_one_shape_of_a_long_step_serves_prompts_with_and_without_answers_beside_them() -> None:
+    book = ShapeBook(GEOMETRY, max_num_seqs=256, max_num_batched_tokens=8192)
+    captured = {shape for shape in book.captured() if shape.tokens > 2048}
+    assert sorted(shape.tokens for shape in captured) == [2560, 3072, 4096, 6144, 8192]
+    for narrow in (0, 100):
+        # Many short prompts, whose last tiles are not full.
+        chunks = np.array([50] * 150, np.int32)
+        assert book.mixed(MixedNeed(7500 + narrow, 150 + narrow, narrow, chunks, False)) in captured
+
+
 def test_a_shape_that_is_not_captured_fits_exactly() -> None:
     counts = np.array([2] * 60, np.int32)
     need = MixedNeed(120, 60, 0, counts, False)

@@ -53,11 +53,18 @@ class FakeEngine:
     """
 
     def __init__(
-        self, num_blocks: int, *, max_num_seqs: int = 4, budget: int = 32, caching: bool = True, run_ahead: int = 0
+        self,
+        num_blocks: int,
+        *,
+        max_num_seqs: int = 4,
+        budget: int = 32,
+        while_streaming: int | None = None,
+        caching: bool = True,
+        run_ahead: int = 0,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.cache = KVCacheManager(self.pool, BLOCK, caching)
-        self.scheduler = Scheduler(self.cache, max_num_seqs, budget, 10_000)
+        self.scheduler = Scheduler(self.cache, max_num_seqs, budget, 10_000, while_streaming)
         self.run_ahead = run_ahead
         self.launched: deque[tuple[StepPlan, list[int]]] = deque()
         self.written: dict[int, tuple[int, ...]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,6 +85,19 @@ def test_a_long_prompt_does_not_hold_up_running_streams() -> None:
         before = len(engine.tokens("stream"))
         engine.step()
         assert len(engine.tokens("stream")) == before + 1
+
+
+@pytest.mark.parametrize(("whole", "longest"), [(False, 32), (True, 96)])
+def test_steps_are_short_only_while_somebody_reads_a_stream(whole: bool, longest: int) -> None:
+    engine = FakeEngine(60, budget=96, while_streaming=32)
+    engine.add(replace(make_request("a", [1] * 90, max_tokens=20), whole=whole))
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    assert plan.num_tokens == 90
+    engine.add(make_request("b", [2] * 300, max_tokens=1))
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    assert plan.num_tokens == longest
 
 
 def test_priorities_decide_who_is_admitted_first() -> None:

@@ -12,9 +12,15 @@ from pagedlc_engine.kernels.attention_plan import MIN_WIDE_ROWS, SHARED_ROWS, WI
 __all__ = ["MixedNeed", "ShapeBook"]
 
 _DECODE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-_MIXED_SIZES = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096)
-#: Prompts in a captured step whose last tile is not full.
+_MIXED_SIZES = (
+    *(32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048),
+    *(2560, 3072, 4096, 6144, 8192, 12288, 16384),
+)  # fmt: skip
+#: Steps of more tokens take so long that idle attention programs do not show: one shape a size serves them all.
+_ONE_SHAPE_ABOVE = 2048
+#: Prompts in a captured step whose last tile is not full: as many, or one for so many tokens.
 _SPARE_TILES = 64
+_TOKENS_A_SPARE_TILE = 32
 _SPARE_SPLIT_TILES = 8
 #: Below this batch size keys are always shared out among programs: a few, or many when contexts are long.
 _FEW = 24
@@ -86,6 +92,9 @@ class ShapeBook:
         per_tile = max(1, MIN_WIDE_ROWS // self._geometry.group)
         return -(-self._max_tokens // per_tile) + max(self._max_num_seqs, _SPARE_TILES)
 
+    def _spare_tiles(self, tokens: int, requests: int) -> int:
+        return min(requests, max(_SPARE_TILES, tokens // _TOKENS_A_SPARE_TILE))
+
     def decode(self, batch: int, *, split: bool, shared: bool) -> StepShape | None:
         """The shape for ``batch`` decoding requests, ``None`` when there are more than any."""
         if batch > self.decode_sizes[-1]:
@@ -127,13 +136,21 @@ class ShapeBook:
         at = bisect_left(self.mixed_sizes, need.tokens)
         if at == len(self.mixed_sizes) or not self._capture:
             return None
-        variants = [(need.narrow > 0, split) for split in ((True, False) if need.split else (False,))]
-        for variant in variants:
-            shape = self.mixed_shape(self.mixed_sizes[at], *variant)
+        size = self.mixed_sizes[at]
+        wanted = [(need.narrow > 0, split) for split in ((True, False) if need.split else (False,))]
+        captured = self._variants(size)
+        for variant in [one for one in wanted if one in captured] or captured:
+            shape = self.mixed_shape(size, *variant)
             wide = wide_tiles(need.chunks, shape.wide_rows, self._geometry)
             if need.samples <= shape.samples and need.narrow <= shape.narrow and wide <= shape.wide:
                 return shape
         return None
+
+    def _variants(self, size: int) -> list[tuple[bool, bool]]:
+        """Captured shapes of ``size`` tokens: (there are requests with one token, prompts' keys are shared out)."""
+        if size > _ONE_SHAPE_ABOVE:
+            return [(True, False)]
+        return [(True, False), (False, False), (True, True), (False, True)]
 
     def mixed_shape(self, tokens: int, decodes_too: bool, split: bool) -> StepShape:
         """The captured shape of ``tokens`` tokens.
@@ -153,7 +170,7 @@ class ShapeBook:
             samples=requests,
             narrow=requests if decodes_too else 0,
             narrow_splits=4 if decodes_too else 1,
-            wide=full + min(_SPARE_TILES if splits == 1 else _SPARE_SPLIT_TILES, requests),
+            wide=full + (self._spare_tiles(tokens, requests) if splits == 1 else min(_SPARE_SPLIT_TILES, requests)),
             wide_rows=rows,
             wide_splits=splits,
         )
@@ -182,7 +199,7 @@ class ShapeBook:
         """All shapes to capture at start, largest first: their memory then serves the smaller ones, too."""
         shapes: list[StepShape] = []
         for size in reversed(self.mixed_sizes):
-            for variant in ((True, False), (False, False), (True, True), (False, True)):
+            for variant in self._variants(size):
                 shape = self.mixed_shape(size, *variant)
                 if shape not in shapes:
                     shapes.append(shape)
