@@ -28,6 +28,8 @@ GPU_STEP_TOKENS = 2048
 #: A step that nobody waits for token by token, on a card with room for its activations.
 GPU_LONG_STEP_TOKENS = 8192
 GPU_LONG_STEP_MEMORY = 70 * GIB
+#: Steps in flight are described in so many packets, less the one being written.
+GPU_MOST_AHEAD = 15
 #: Left free on a GPU for activations and the libraries' workspaces.
 GPU_RESERVE = 2 * GIB
 
@@ -48,6 +50,11 @@ class Placement:
     def run_ahead(self) -> int:
         """Steps launched before the oldest one's tokens are looked at: a GPU must not wait for the host."""
         return 1 if self.fused else 0
+
+    @property
+    def most_ahead(self) -> int:
+        """The same while other threads keep the host's from launching in time."""
+        return GPU_MOST_AHEAD if self.fused else 0
 
 
 def place(config: EngineConfig, spec: ModelSpec) -> Placement:

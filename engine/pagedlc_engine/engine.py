@@ -19,6 +19,7 @@ from pagedlc_engine.model import ModelSpec, load_model
 from pagedlc_engine.model.decoder import Decoder
 from pagedlc_engine.plan import StepPlan
 from pagedlc_engine.request import Request, TokenDelta
+from pagedlc_engine.run_ahead import RunAhead
 from pagedlc_engine.runner import ModelRunner, PendingResult
 from pagedlc_engine.sampling import Sampler
 from pagedlc_engine.scheduler import Scheduler
@@ -42,6 +43,7 @@ class Engine:
         seed: Seeds requests that bring none, in order of arrival; ``None`` draws from the operating system.
         run_ahead: How many steps may be launched before the oldest one's tokens are looked at.
         grammars: Compiles ``structured_outputs``; without it such requests are refused.
+        most_ahead: How many while this thread comes too late to keep the device busy; ``None``: no more than else.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Engine:
         seed: int | None = None,
         run_ahead: int = 0,
         grammars: GrammarCompiler | None = None,
+        most_ahead: int | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -58,7 +61,7 @@ class Engine:
         self.wake: Callable[[], None] = lambda: None
         self._grammars = grammars
         self._compiling = GrammarQueue()
-        self._run_ahead = run_ahead
+        self._run_ahead = RunAhead(run_ahead, most_ahead or run_ahead)
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._launched: deque[tuple[StepPlan, PendingResult]] = deque()
         self._num_steps = 0
@@ -96,16 +99,20 @@ class Engine:
         return self.scheduler.has_work() or bool(self._launched) or self._compiling.any_ready
 
     def step(self) -> list[TokenDelta]:
-        """Plan and launch one step, and take in the oldest launched one when it is its turn."""
+        """Plan and launch one step, and take in the oldest launched ones when it is their turn."""
         start = time.monotonic()
         deltas = self._queue_compiled()
+        if self._launched and self._run_ahead.adapts:
+            self._run_ahead.note(late=self._launched[-1][1].done())
         plan = self.scheduler.schedule()
         if plan is not None:
             try:
                 self._launched.append((plan, self.runner.execute(plan)))
             except Exception as error:
                 deltas += self.scheduler.fail_step(plan, _step_error(error))
-        if self._launched and (plan is None or len(self._launched) > self._run_ahead):
+        if self._launched and (plan is None or len(self._launched) > self._run_ahead.steps):
+            deltas += self._take_in(*self._launched.popleft())
+        while len(self._launched) > self._run_ahead.usual and self._launched[0][1].done():
             deltas += self._take_in(*self._launched.popleft())
         self._count(start)
         return deltas
@@ -218,7 +225,7 @@ def build_engine(
         placement.max_num_batched_tokens_while_streaming,
     )
     grammars = None if vocabulary is None else GrammarCompiler(vocabulary)
-    return Engine(scheduler, runner, config.seed, placement.run_ahead, grammars)
+    return Engine(scheduler, runner, config.seed, placement.run_ahead, grammars, placement.most_ahead)
 
 
 def _plain_runner(

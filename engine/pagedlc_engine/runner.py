@@ -33,6 +33,10 @@ class PendingResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     failures: dict[int, str] = field(default_factory=dict)
 
+    def done(self) -> bool:
+        """Whether :meth:`get` returns without waiting."""
+        return True
+
     def get(self) -> StepResult:
         """The step's tokens on the host."""
         if self.sampled is None:

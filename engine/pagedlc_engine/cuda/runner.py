@@ -58,6 +58,10 @@ class PendingStep:
     general: tuple[list[int], SampledTokens, dict[int, str]] | None
     prompt_logprobs: dict[int, list[TokenLogprobs]]
 
+    def done(self) -> bool:
+        """Whether :meth:`get` returns without waiting."""
+        return self.event.done()
+
     def get(self) -> StepResult:
         """The step's tokens on the host."""
         self.event.wait()

@@ -90,6 +90,10 @@ class Mark(Protocol):
         """Move to the present end."""
         ...
 
+    def done(self) -> bool:
+        """Whether everything before it is done, or has failed."""
+        ...
+
     def wait(self) -> None:
         """Return when everything before it is done."""
         ...
@@ -100,6 +104,10 @@ class NoWait:
 
     def record(self, stream: ctypes.c_void_p) -> None:
         """See :class:`Mark`."""
+
+    def done(self) -> bool:
+        """See :class:`Mark`."""
+        return True
 
     def wait(self) -> None:
         """See :class:`Mark`."""
@@ -119,6 +127,10 @@ class StepEvent:
         code = self._runtime.event_record(self._handle, stream)
         if code:
             self._runtime.check(code, "Recording an event")
+
+    def done(self) -> bool:
+        """See :class:`Mark`."""
+        return bool(self._runtime.event_query(self._handle) != _NOT_READY)
 
     def wait(self) -> None:
         """Return when everything before the event is done.

@@ -18,7 +18,7 @@ from pagedlc_engine.model.spec import ModelSpec
 __all__ = ["PACKETS", "DeviceState"]
 
 #: Packets in flight at most; more than an engine runs ahead.
-PACKETS = 8
+PACKETS = 16
 _LANES = 256
 _NOTHING = np.zeros(0, np.int32)
 
