@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import pickle
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 __all__ = ["Channel"]
@@ -20,11 +21,17 @@ _PROTOCOL = 5
 _BUFFER_BYTES = 1 << 18
 _JOIN_SECONDS = 1.0
 
+# Keeps the interpreter lock. Python's own call gives it up, and against busy threads that costs more than the call.
+_send_now = ctypes.PyDLL(None).send
+_send_now.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
+_send_now.restype = ctypes.c_ssize_t
+
 
 class Channel:
     """Pickled messages over a stream socket, both ways; the processes must trust each other.
 
-    Sending never waits: a thread takes what has gathered meanwhile and sends it as one batch.
+    Sending never waits for the other side: what the socket does not take at once, and everything after it, is left to a
+    thread, which sends what has gathered meanwhile as one batch.
 
     Args:
         connection: A connected stream socket; the channel's own from now on.
@@ -39,20 +46,36 @@ class Channel:
         decode: Callable[[list[Any]], list[Any]] = list,
     ) -> None:
         self._socket = connection
+        self._descriptor = connection.fileno()
         self._encode = encode
         self._decode = decode
-        self._outbox: SimpleQueue[Any] = SimpleQueue()
-        self._sender = threading.Thread(target=self._send_all, name="pagedlc-sender", daemon=True)
+        self._lock = threading.Lock()
+        self._closed = False
+        #: The thread is at work; what comes now waits for it.
+        self._busy = False
+        self._waiting: list[Any] = []
+        self._left_over: SimpleQueue[bytes | None] = SimpleQueue()
+        self._sender = threading.Thread(target=self._send_left_over, name="pagedlc-sender", daemon=True)
         self._sender.start()
 
     def send(self, message: Any) -> None:
-        """Queue a message (anything but ``None``); one that cannot be sent any more is lost."""
-        self._outbox.put(message)
+        """Send a message; one that cannot be sent any more is lost."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._busy:
+                self._waiting.append(message)
+                return
+            data = self._pickled([message])
+            sent = _send_now(self._descriptor, data, len(data), socket.MSG_DONTWAIT)
+            self._busy = sent < len(data)
+        if sent < len(data):
+            self._left_over.put(data[max(sent, 0) :])
 
     def __iter__(self) -> Iterator[Any]:
         """The other side's messages, until one of the two closes; for one thread, once."""
         try:
-            with open(self._socket.fileno(), "rb", _BUFFER_BYTES, closefd=False) as incoming:
+            with open(self._descriptor, "rb", _BUFFER_BYTES, closefd=False) as incoming:
                 while True:
                     yield from self._decode(pickle.load(incoming))
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -65,36 +88,36 @@ class Channel:
 
     def flush(self, timeout: float) -> None:
         """Wait until all messages are on their way, but not longer than ``timeout`` seconds; no more can be sent."""
-        self._outbox.put(None)
+        self._left_over.put(None)
         self._sender.join(timeout)
 
     def close(self) -> None:
         """Break off, now, both ways: both sides' readers come to their end."""
-        self._outbox.put(None)
-        self._hang_up()
-
-    def _hang_up(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._left_over.put(None)
         # Not closed but shut down: that also ends what other threads are doing with it, and forked copies of it.
         with suppress(OSError):  # the other side was quicker
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _send_all(self) -> None:
+    def _pickled(self, batch: list[Any]) -> bytes:
+        return pickle.dumps(self._encode(batch), _PROTOCOL)
+
+    def _send_left_over(self) -> None:
         try:
-            while (batch := self._gathered()) is not None:
-                self._socket.sendall(pickle.dumps(self._encode(batch), _PROTOCOL))
+            while (data := self._left_over.get()) is not None:
+                while data:
+                    self._socket.sendall(data)
+                    batch = self._gathered()
+                    data = self._pickled(batch) if batch else b""
         except OSError:
-            self._hang_up()
+            self.close()
         except Exception:
             logger.exception("A message cannot be sent.")
-            self._hang_up()
+            self.close()
 
-    def _gathered(self) -> list[Any] | None:
-        """Wait for a message; returns all that are there, or ``None`` at the end."""
-        batch = [self._outbox.get()]
-        with suppress(Empty):
-            while batch[-1] is not None:
-                batch.append(self._outbox.get_nowait())
-        if batch[-1] is not None:
-            return batch
-        self._outbox.put(None)
-        return batch[:-1] or None
+    def _gathered(self) -> list[Any]:
+        with self._lock:
+            batch, self._waiting = self._waiting, []
+            self._busy = bool(batch)
+        return batch
