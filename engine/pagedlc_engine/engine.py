@@ -110,9 +110,9 @@ class Engine:
                 self._launched.append((plan, self.runner.execute(plan)))
             except Exception as error:
                 deltas += self.scheduler.fail_step(plan, _step_error(error))
-        if self._launched and (plan is None or len(self._launched) > self._run_ahead.steps):
+        if self._launched and plan is None:
             deltas += self._take_in(*self._launched.popleft())
-        while len(self._launched) > self._run_ahead.usual and self._launched[0][1].done():
+        while self._must_take_in(plan):
             deltas += self._take_in(*self._launched.popleft())
         self._count(start)
         return deltas
@@ -130,6 +130,15 @@ class Engine:
             for index in item.given_up:
                 self.scheduler.abort(item.request.request_id, index)
         return deltas
+
+    def _must_take_in(self, plan: StepPlan | None) -> bool:
+        """Whether it is the oldest launched step's turn. Whoever comes next must not wait for many long steps."""
+        ahead, number = self._run_ahead, len(self._launched)
+        if number <= ahead.usual:
+            return False
+        if number > ahead.steps or self._launched[0][1].done():
+            return True
+        return plan is not None and plan.num_tokens > len(plan.scheduled)
 
     def _take_in(self, plan: StepPlan, pending: PendingResult) -> list[TokenDelta]:
         try:
