@@ -9,7 +9,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.activation import silu_mul, silu_mul_reference
 from pagedlc_engine.kernels.embedding import embed, embed_reference
-from pagedlc_engine.kernels.fused_decode import can_fuse_decode, fused_decode, fused_decode_reference
+from pagedlc_engine.kernels.fused_decode import (
+    DecodeConfig,
+    can_fuse_decode,
+    fused_decode,
+    fused_decode_reference,
+)
 from pagedlc_engine.kernels.norm import add_rms_norm, add_rms_norm_reference
 from pagedlc_engine.kernels.rope_cache import (
     norm_rope_cache,
@@ -113,11 +118,12 @@ def test_a_rows_token_does_not_depend_on_the_batch(device: torch.device) -> None
         assert sample_tokens(logits[one], temperatures[one], seeds[one], counters[one])[0] == tokens[row]
 
 
+@pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("with_norm", [True, False])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 16), (2, 1, 80)])
 def test_fused_decode(
-    device: torch.device, with_norm: bool, window: int | None, heads: int, kv_heads: int, head_dim: int
+    device: torch.device, with_norm: bool, window: int | None, held: bool, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     contexts = [1, 16, 17, 300]
     step = make_step(
@@ -139,8 +145,13 @@ def test_fused_decode(
     expected_caches = [cache.clone() for cache in caches]
     arguments = (projected, *gains, rotation)
     out = torch.full((4, heads, head_dim), float("nan"), device=device)
-    fused_decode(*arguments, *caches, step.plan, heads, scale=step.scale, window=window, out=out)
+    locks = torch.zeros(4 * kv_heads, dtype=torch.int32, device=device)
+    config = DecodeConfig(keys=16, num_warps=4, num_stages=2, held=held)
+    fused_decode(
+        *arguments, *caches, step.plan, heads, scale=step.scale, window=window, locks=locks, out=out, config=config
+    )
     expected = fused_decode_reference(*arguments, *expected_caches, step.plan, heads, scale=step.scale, window=window)
     assert relative_error(out, expected) < 1e-5
+    assert not locks.any()
     for cache, expected_cache in zip(caches, expected_caches, strict=True):
         torch.testing.assert_close(cache, expected_cache, equal_nan=True)

@@ -168,7 +168,10 @@ def test_fused_decode(count: int, block_size: int, overlap: bool) -> None:
     expected_caches = [cache.clone() for cache in caches]
     out = torch.full((count, 32, 128), float("nan"), dtype=torch.bfloat16, device="cuda")
     arguments = (projected, gains[0], gains[1], rotation)
-    fused_decode(*arguments, *caches, step.plan, 32, scale=step.scale, out=out, overlap=overlap)
+    locks = torch.zeros(count * 8, dtype=torch.int32, device="cuda")
+    for _ in range(2):
+        fused_decode(*arguments, *caches, step.plan, 32, scale=step.scale, locks=locks, out=out, overlap=overlap)
+    assert not locks.any()
     expected = fused_decode_reference(*arguments, *expected_caches, step.plan, 32, scale=step.scale)
     assert relative_error(out, expected) <= 1e-2
     for cache, expected_cache in zip(caches, expected_caches, strict=True):

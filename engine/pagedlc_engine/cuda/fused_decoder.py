@@ -17,7 +17,7 @@ from pagedlc_engine.kernels.activation import silu_mul
 from pagedlc_engine.kernels.attention_plan import AttentionPlan
 from pagedlc_engine.kernels.embedding import embed
 from pagedlc_engine.kernels.few_rows import MAX_ROWS, SplitSums, few_rows_linear
-from pagedlc_engine.kernels.fused_decode import fused_decode
+from pagedlc_engine.kernels.fused_decode import fused_decode, prefers_fused_decode
 from pagedlc_engine.kernels.norm import add_rms_norm
 from pagedlc_engine.kernels.paged_attention import paged_attention
 from pagedlc_engine.kernels.rope_cache import norm_rope_cache
@@ -28,8 +28,6 @@ from pagedlc_engine.model.spec import ModelSpec
 __all__ = ["FusedDecoder", "StepTensors"]
 
 
-#: Rows for which rotation, cache write and attention in one kernel measured faster than in two.
-_FUSED_DECODE = range(4, 9)
 #: Wider products have programs enough without splitting K.
 _MOST_SPLIT_OUTPUTS = 16384
 
@@ -146,20 +144,11 @@ class FusedDecoder:
 
         for index, layer in enumerate(self._layers):
             projected = normed(layer.attention_norm, layer.qkv, layer.qkv_bias)
-            attended = self._attend_few(layer, projected, step, *cache[index])
+            attended = self._attend(layer, projected, step, *cache[index])
             add(attended, layer.output, layer.output_bias)
             add(normed(layer.feed_norm, layer.gate_up, layer.gate_up_bias, gated=True), layer.down, layer.down_bias)
         normed(self._norm, self._head, None, out=step.logits)
         return stream
-
-    def _attend_few(self, layer: _Layer, projected: Tensor, step: StepTensors, keys: Tensor, values: Tensor) -> Tensor:
-        if len(projected) not in _FUSED_DECODE:
-            return self._attend(layer, projected, step, keys, values)
-        out = fused_decode(
-            projected, layer.query_gain, layer.key_gain, self._rotation, keys, values, step.plan,
-            self.spec.num_heads, scale=self._scale, eps=self.spec.rms_norm_eps, window=layer.window, overlap=True,
-        )  # fmt: skip
-        return out.view(len(out), -1)
 
     def _many_rows(self, step: StepTensors, cache: Tensor) -> Tensor:
         eps = self.spec.rms_norm_eps
@@ -184,12 +173,23 @@ class FusedDecoder:
         return rows
 
     def _attend(self, layer: _Layer, projected: Tensor, step: StepTensors, keys: Tensor, values: Tensor) -> Tensor:
+        if self._fuses_decode(step.shape):
+            out = fused_decode(
+                projected, layer.query_gain, layer.key_gain, self._rotation, keys, values, step.plan,
+                self.spec.num_heads, scale=self._scale, eps=self.spec.rms_norm_eps, window=layer.window,
+                locks=self._split_sums.locks, overlap=True,
+            )  # fmt: skip
+            return out.view(len(out), -1)
         query = norm_rope_cache(
             projected, layer.query_gain, layer.key_gain, self._rotation, step.positions, step.cache_slots,
             keys, values, self.spec.num_heads, self.spec.rms_norm_eps, overlap=True,
         )  # fmt: skip
         out = paged_attention(query, keys, values, step.plan, scale=self._scale, window=layer.window, overlap=True)
         return out.view(len(out), -1)
+
+    def _fuses_decode(self, shape: StepShape) -> bool:
+        alone = shape.decodes and not shape.shared
+        return alone and prefers_fused_decode(shape.narrow, shape.narrow_splits, self.spec.num_kv_heads)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

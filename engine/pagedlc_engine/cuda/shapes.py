@@ -23,8 +23,10 @@ _SPARE_TILES = 64
 _TOKENS_A_SPARE_TILE = 32
 _SPARE_SPLIT_TILES = 8
 #: Below this batch size keys are always shared out among programs: a few, or many when contexts are long.
-_FEW = 24
-_KEYS_A_SPLIT = 192
+_FEW = 32
+#: Keys a program before there are many splits; fewer for a request alone, whose programs best read theirs in one go.
+_KEYS_A_SPLIT = 384
+_KEYS_A_SPLIT_ALONE = 64
 
 
 def _power_of_two(value: int) -> int:
@@ -107,7 +109,8 @@ class ShapeBook:
         """Whether decoding requests at these positions should have their keys shared out among more programs."""
         if len(starts) >= _FEW:
             return wants_splits(starts, self._geometry)
-        return int(starts.max()) >= _KEYS_A_SPLIT * self._splits(self._padded(len(starts)), False)
+        keys = _KEYS_A_SPLIT_ALONE if len(starts) == 1 else _KEYS_A_SPLIT
+        return int(starts.max()) >= keys * self._splits(self._padded(len(starts)), False)
 
     def _padded(self, batch: int) -> int:
         at = bisect_left(self.decode_sizes, batch)
@@ -117,7 +120,7 @@ class ShapeBook:
         programs = size * self._geometry.num_kv_heads
         if split:
             return max(4, min(32, _power_of_two(1024 // programs)))
-        return 1 if size >= _FEW else max(2, min(8, _power_above(2 * self._geometry.num_processors // programs)))
+        return 1 if size >= _FEW else max(2, min(16, _power_of_two(2 * self._geometry.num_processors // programs)))
 
     def _sharing(self, shape: StepShape) -> StepShape:
         group = self._geometry.group

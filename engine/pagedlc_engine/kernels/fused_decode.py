@@ -1,9 +1,8 @@
-"""Decoding in one pass over the projection: query/key norm, rotation, cache write and attention.
+"""Decoding in one kernel: query/key norm, rotation, cache write, attention and the merge of its splits.
 
-For small batches, where kernel boundaries cost as much as the arithmetic; measured, it is worth a few percent at eight
-requests and nothing at one or two (benchmarks/NOTES.md). One new token a request; the newest key and
-value are used from registers, all older ones from the cache, so nothing waits for the cache write. Results of splits
-are merged as in :mod:`paged_attention`.
+One new token a request; the newest key and value are used from registers, all older ones from the cache, so nothing
+waits for the cache write. The last split of a tile and KV head to arrive merges them all, so that the next kernel
+of an overlapped chain follows at once and loads its weights meanwhile.
 """
 
 # Upper-case arguments of kernels are compile-time constants.
@@ -12,31 +11,75 @@ are merged as in :mod:`paged_attention`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedlc_engine.kernels.attention_kernels import attend_keys, load_keys, merge_kernel, softmax_step
+from pagedlc_engine.kernels.attention_kernels import attend_keys, load_keys, softmax_step
 from pagedlc_engine.kernels.attention_plan import AttentionPlan
 from pagedlc_engine.kernels.launch import LOG2_E, dot_precision, interpreted, launch_options
-from pagedlc_engine.kernels.paged_attention import choose_config
+from pagedlc_engine.kernels.paged_attention import FEW_PROGRAMS
 from pagedlc_engine.kernels.paged_attention_reference import paged_attention_reference
 from pagedlc_engine.kernels.rope_cache import norm_rope_cache_reference
 
-__all__ = ["can_fuse_decode", "fused_decode", "fused_decode_reference"]
+__all__ = [
+    "DecodeConfig",
+    "can_fuse_decode",
+    "choose_decode_config",
+    "fused_decode",
+    "fused_decode_reference",
+    "prefers_fused_decode",
+]
+
+# Launches of fused decoding that measured faster than rotation, attention and merge apart.
+_MOST_TILES = 128
+_MOST_SPLIT_PROGRAMS = 400
+# One compiled merge serves all launches of so many splits and fewer.
+_LEAST_PARTS = 16
 
 
 @triton.jit
-def _rotated(source, partner, inside, gain, gain_partner, cos, sin, eps, SIZE: tl.constexpr, NORM: tl.constexpr):
-    """Heads [rows, dims] normalised and rotated; ``partner`` is where the other element of each pair lies."""
-    value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    other = tl.load(partner, mask=inside, other=0.0).to(tl.float32)
+def _rotated(heads, dims, pair, inside, gain, gain_pair, cos, sin, eps, SIZE: tl.constexpr, NORM: tl.constexpr):
+    """Heads [rows, dims] normalised and rotated; ``pair`` is where the other element of each pair lies."""
+    value = tl.load(heads + dims, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(heads + pair, mask=inside, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(value * value, 1) / SIZE + eps)[:, None]
-        value = value * scale * gain[None, :]
-        other = other * scale * gain_partner[None, :]
-    return value * cos[None, :] + other * sin[None, :]
+        value = value * scale * gain.to(tl.float32)
+        other = other * scale * gain_pair.to(tl.float32)
+    return value * cos + other * sin
+
+
+@triton.jit
+def _merge(
+    out,
+    partial_out,
+    partial_lse,
+    first,
+    parts,
+    token,
+    head,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Merge one head's splits, whose results begin at row ``first``, by log-sum-exp."""
+    part = tl.arange(0, PARTS)
+    dims = tl.arange(0, HEAD_PAD)
+    live = part < parts
+    inside = live[:, None] & (dims < HEAD_DIM)[None, :]
+    where = (first + part).to(tl.int64) * NUM_HEADS + head
+    rows = partial_out + where[:, None] * HEAD_DIM + dims[None, :]
+    lse = tl.load(partial_lse + where, mask=live, other=float("-inf"), cache_modifier=".cg")
+    partial = tl.load(rows, mask=inside, other=0.0, cache_modifier=".cg")
+    weight = tl.exp2(lse - tl.max(lse, 0))
+    merged = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
+    target = out + (token * NUM_HEADS + head) * HEAD_DIM + dims
+    tl.store(target, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
@@ -52,6 +95,7 @@ def _fused_decode_kernel(
     records,
     partial_out,
     partial_lse,
+    locks,
     scale,
     eps,
     table_stride,
@@ -64,15 +108,20 @@ def _fused_decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    PARTS: tl.constexpr,
     NORM: tl.constexpr,
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
+    HELD: tl.constexpr,
     OVERLAP: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    """Grid (kv heads, tiles, splits)."""
+    """Grid (kv heads, tiles, splits). PARTS: power of two not below the number of splits. HELD: a split's first keys
+    are loaded before the wait for the projection, since no kernel of the step but this one writes to the cache."""
+    if OVERLAP:
+        gdc_launch_dependents()
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     HALF: tl.constexpr = HEAD_DIM // 2
+    WIDTH: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     kv_head = tl.program_id(0)
     split = tl.program_id(2)
     record = records + tl.program_id(1) * 8
@@ -86,78 +135,133 @@ def _fused_decode_kernel(
     if WINDOWED:
         begin += tl.maximum(position - window + 1, 0) // KEYS * KEYS
     start = begin + split * chunk
-    stop = tl.minimum(position + 1, start + chunk)
-    dims = tl.arange(0, HEAD_PAD)
-    in_head = dims < HEAD_DIM
-    # Element d pairs with d + HALF or d - HALF; its sine is negative in the first half.
-    pair = tl.where(dims < HALF, dims + HALF, dims - HALF)
-    angle = rotation + position * HEAD_DIM + tl.where(dims < HALF, dims, dims - HALF)
-    cos = tl.load(angle, mask=in_head, other=0.0)
-    sin = tl.load(angle + HALF, mask=in_head, other=0.0)
-    sin = tl.where(dims < HALF, -sin, sin)
-    gain_q = tl.load(query_gain + dims, mask=in_head, other=0.0).to(tl.float32)
-    gain_q_pair = tl.load(query_gain + pair, mask=in_head, other=0.0).to(tl.float32)
-    gain_k = tl.load(key_gain + dims, mask=in_head, other=0.0).to(tl.float32)
-    gain_k_pair = tl.load(key_gain + pair, mask=in_head, other=0.0).to(tl.float32)
-    # Older keys are no result of the kernel before: the first tile is on its way while that one still runs.
-    old = tl.minimum(stop, position)
-    k, v = load_keys(
-        key_cache, value_cache, table, kv_head, tl.minimum(start, position), old,
-        HEAD_DIM, HEAD_PAD, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, KEYS, True, False,
-    )  # fmt: skip
-    if EARLY:
-        gdc_wait()
     if (count == 0) | (start > position):
+        if OVERLAP:
+            gdc_wait()
         return
-
+    stop = tl.minimum(position + 1, start + chunk)
+    old = tl.minimum(stop, position)
+    # Whole tiles, of which most rows say the same, have one layout; vectors would each be moved between the warps.
     row = tl.arange(0, ROWS)
-    head = kv_head * GROUP + row
-    inside = (row < GROUP)[:, None] & in_head[None, :]
-    heads = projected + token * row_stride + head[:, None] * HEAD_DIM
-    q = _rotated(
-        heads + dims[None, :], heads + pair[None, :], inside, gain_q, gain_q_pair, cos, sin, eps, HEAD_DIM, NORM
-    ).to(out.dtype.element_ty)
-    acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    positions = tl.zeros([ROWS], tl.int32) + position
-    acc, total, peak = softmax_step(
-        acc, total, peak, q, k, v, start, old, positions, scale, 0.0, window, KEYS, True, WINDOWED, False, PRECISION
-    )
-    for first in tl.range(start + KEYS, old, KEYS):
-        acc, total, peak = attend_keys(
-            acc, total, peak, q, key_cache, value_cache, table, kv_head, first, old, positions, scale, 0.0, window,
-            HEAD_DIM, HEAD_PAD, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, KEYS, True, WINDOWED, False, False, PRECISION,
-        )  # fmt: skip
-    if stop > position:
-        one = tl.arange(0, 1)
-        source = projected + token * row_stride + (NUM_HEADS + kv_head + one[:, None]) * HEAD_DIM
-        here = (one[:, None] == 0) & in_head[None, :]
-        new_k = _rotated(
-            source + dims[None, :], source + pair[None, :], here, gain_k, gain_k_pair, cos, sin, eps, HEAD_DIM, NORM
-        ).to(key_cache.dtype.element_ty)
-        new_v = tl.load(source + NUM_KV_HEADS * HEAD_DIM + dims[None, :], mask=here, other=0.0)
-        block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
-        slot = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        tl.store(key_cache + slot + dims[None, :] + one[:, None], new_k, mask=here)
-        tl.store(value_cache + slot + dims[None, :] + one[:, None], new_v, mask=here)
-        score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale
-        new_peak = tl.maximum(peak, score)
-        shrink = tl.exp2(peak - new_peak)
-        weight = tl.exp2(score - new_peak)
-        total = total * shrink + weight
-        acc = acc * shrink[:, None] + weight[:, None] * new_v.to(tl.float32)
-        peak = new_peak
+    dims = tl.arange(0, HEAD_PAD)
+    in_head = (dims < HEAD_DIM)[None, :]
+    every = tl.broadcast_to(dims[None, :], (ROWS, HEAD_PAD))
+    # Element d pairs with d + HALF or d - HALF; its sine is negative in the first half.
+    pair = tl.where(every < HALF, every + HALF, every - HALF)
+    real = every < HEAD_DIM
+    angle = rotation + position * HEAD_DIM + tl.where(every < HALF, every, every - HALF)
+    cos = tl.load(angle, mask=real, other=0.0)
+    sin = tl.load(angle + HALF, mask=real, other=0.0)
+    sin = tl.where(every < HALF, -sin, sin)
+    gain_q = tl.load(query_gain + every, mask=real, other=0.0)
+    gain_q_pair = tl.load(query_gain + pair, mask=real, other=0.0)
+    gain_k = tl.load(key_gain + every, mask=real, other=0.0)
+    gain_k_pair = tl.load(key_gain + pair, mask=real, other=0.0)
+    block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+    slot = (block * BLOCK_SIZE + position % BLOCK_SIZE) * WIDTH + kv_head * HEAD_DIM
+    k, v = load_keys(
+        key_cache, value_cache, table, kv_head, start, old,
+        HEAD_DIM, HEAD_PAD, WIDTH, BLOCK_SIZE, KEYS, True, False,
+    )  # fmt: skip
     if OVERLAP:
-        gdc_launch_dependents()
-    acc = acc / total[:, None]
-    if position + 1 - begin <= chunk:
+        gdc_wait()
+
+    head = kv_head * GROUP + row
+    inside = (row < GROUP)[:, None] & in_head
+    heads = projected + token * row_stride + head[:, None] * HEAD_DIM
+    q = _rotated(heads, every, pair, inside, gain_q, gain_q_pair, cos, sin, eps, HEAD_DIM, NORM)
+    q = q.to(out.dtype.element_ty)
+    # The newest key and value come from registers; only the split that ends with them counts and stores them.
+    source = projected + token * row_stride + (NUM_HEADS + kv_head) * HEAD_DIM
+    new_k = _rotated(source, every, pair, real, gain_k, gain_k_pair, cos, sin, eps, HEAD_DIM, NORM)
+    new_k = new_k.to(key_cache.dtype.element_ty)
+    new_v = tl.load(source + WIDTH + every, mask=real, other=0.0)
+    newest = (tl.zeros([ROWS], tl.int32) + stop) > position
+    stored = real & (newest & (row == 0))[:, None]
+    tl.store(key_cache + slot + every, new_k, mask=stored)
+    tl.store(value_cache + slot + every, new_v, mask=stored)
+    score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale
+    peak = tl.where(newest, score, float("-inf"))
+    total = tl.where(newest, 1.0, 0.0)
+    acc = tl.where(newest[:, None], new_v.to(tl.float32), 0.0)
+    positions = tl.zeros([ROWS], tl.int32) + position
+    first = start
+    if HELD:
+        acc, total, peak = softmax_step(
+            acc, total, peak, q, k, v, first, old, positions, scale, 0.0, window, KEYS, True, WINDOWED, False, PRECISION
+        )
+        first += KEYS
+    for at in tl.range(first, old, KEYS):
+        acc, total, peak = attend_keys(
+            acc, total, peak, q, key_cache, value_cache, table, kv_head, at, old, positions, scale, 0.0, window,
+            HEAD_DIM, HEAD_PAD, WIDTH, BLOCK_SIZE, KEYS, True, WINDOWED, False, False, PRECISION,
+        )  # fmt: skip
+    safe_total = tl.where(total > 0.0, total, 1.0)
+    acc = acc / safe_total[:, None]
+    parts = tl.cdiv(position + 1 - begin, chunk)
+    whole = True
+    if PARTS > 1:
+        whole = parts == 1
+    if whole:
         target = out + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
         tl.store(target, acc.to(out.dtype.element_ty), mask=inside)
     else:
+        lse = tl.where(total > 0.0, peak + tl.log2(safe_total), float("-inf"))
         where = (partial_base + split).to(tl.int64) * NUM_HEADS + head
-        tl.store(partial_lse + where, peak + tl.log2(total), mask=row < GROUP)
+        tl.store(partial_lse + where, lse, mask=row < GROUP)
         tl.store(partial_out + where[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
+        tl.debug_barrier()
+        lock = locks + tl.program_id(1) * NUM_KV_HEADS + kv_head
+        if tl.atomic_add(lock, 1, sem="acq_rel") == parts - 1:
+            for member in tl.static_range(GROUP):
+                _merge(
+                    out, partial_out, partial_lse, partial_base, parts, token, kv_head * GROUP + member,
+                    NUM_HEADS, HEAD_DIM, HEAD_PAD, PARTS,
+                )  # fmt: skip
+            tl.store(lock, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Compile-time choices of one launch.
+
+    Args:
+        keys: Keys a step of the inner loop; a power of two.
+        num_warps: Warps a program.
+        num_stages: Depth of the load pipeline.
+        held: Load the first keys before the wait for the projection; takes registers from other programs.
+    """
+
+    keys: int
+    num_warps: int
+    num_stages: int
+    held: bool
+
+
+def choose_decode_config(head_dim: int, dtype: torch.dtype, programs: int) -> DecodeConfig:
+    """The decision rule; the figures behind it are in benchmarks/NOTES.md.
+
+    Args:
+        head_dim: Elements a head.
+        dtype: Type of the projection and the cache.
+        programs: Programs of the launch.
+    """
+    if dtype == torch.float32:
+        return DecodeConfig(keys=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2, held=False)
+    return DecodeConfig(
+        keys=64 if head_dim <= 128 else 32, num_warps=4, num_stages=3, held=head_dim <= 128 and programs <= FEW_PROGRAMS
+    )
+
+
+def prefers_fused_decode(tiles: int, splits: int, num_kv_heads: int) -> bool:
+    """Whether a launch of this size is faster in one kernel than in three; see benchmarks/NOTES.md.
+
+    Args:
+        tiles: Requests.
+        splits: Programs along a request's keys.
+        num_kv_heads: Key and value heads.
+    """
+    return tiles <= _MOST_TILES if splits == 1 else tiles * splits * num_kv_heads <= _MOST_SPLIT_PROGRAMS
 
 
 def can_fuse_decode(plan: AttentionPlan) -> bool:
@@ -178,8 +282,10 @@ def fused_decode(
     scale: float,
     eps: float = 1e-6,
     window: int | None = None,
+    locks: torch.Tensor,
     out: torch.Tensor | None = None,
     overlap: bool = False,
+    config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """From the projection of one new token a request to its attention; keys and values are stored on the way.
 
@@ -197,8 +303,10 @@ def fused_decode(
         scale: Factor on the scores.
         eps: Added to the mean square.
         window: Keys a query sees, its own included; ``None`` for all.
+        locks: int32 [tiles * kv_heads] zeros, at which splits meet; zeros again afterwards.
         out: [T, heads, head_dim], contiguous; allocated when ``None``.
         overlap: Programmatic dependent launch.
+        config: Compile-time choices instead of :func:`choose_decode_config`'s.
 
     Returns:
         ``out``.
@@ -209,11 +317,10 @@ def fused_decode(
         out = torch.empty((len(projected), num_heads, head_dim), dtype=projected.dtype, device=projected.device)
     partial_out = torch.empty((plan.partial_rows, num_heads, head_dim), dtype=torch.float32, device=out.device)
     partial_lse = torch.empty((plan.partial_rows, num_heads), dtype=torch.float32, device=out.device)
-    programs = len(table.records) * table.splits * num_kv_heads
-    config = choose_config(table.rows, head_dim, block_size, projected.dtype, programs)
-    compiled = not interpreted()
-    early = overlap and compiled
-    head_pad = triton.next_power_of_2(head_dim)
+    overlap = overlap and not interpreted()
+    if config is None:
+        programs = len(table.records) * table.splits * num_kv_heads
+        config = choose_decode_config(head_dim, projected.dtype, programs)
     _fused_decode_kernel[(num_kv_heads, len(table.records), table.splits)](
         projected,
         query_gain if query_gain is not None else rotation,
@@ -226,6 +333,7 @@ def fused_decode(
         table.records,
         partial_out,
         partial_lse,
+        locks,
         scale * LOG2_E,
         eps,
         plan.block_tables.stride(0),
@@ -234,33 +342,18 @@ def fused_decode(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
-        HEAD_PAD=head_pad,
+        HEAD_PAD=triton.next_power_of_2(head_dim),
         BLOCK_SIZE=block_size,
         ROWS=table.rows,
         KEYS=config.keys,
+        PARTS=1 if table.splits == 1 else max(_LEAST_PARTS, triton.next_power_of_2(table.splits)),
         NORM=query_gain is not None,
         WINDOWED=window is not None,
         PRECISION=dot_precision(projected.dtype),
-        OVERLAP=compiled,
-        EARLY=early,
-        **launch_options(config.num_warps, config.num_stages, overlap=early),
+        HELD=config.held,
+        OVERLAP=overlap,
+        **launch_options(config.num_warps, config.num_stages, overlap=overlap),
     )
-    if table.splits > 1:
-        merge_kernel[(num_heads, len(table.records), 1)](
-            out,
-            table.records,
-            partial_out,
-            partial_lse,
-            window or 0,
-            NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
-            HEAD_PAD=head_pad,
-            KEYS=config.keys,
-            PARTS=triton.next_power_of_2(table.splits),
-            WINDOWED=window is not None,
-            OVERLAP=compiled,
-            **launch_options(4, 1, overlap=compiled),
-        )
     return out
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedlc_engine.kernels.launch import interpreted, launch_options
 
@@ -56,8 +56,12 @@ def _parts_kernel(
     vocab_size,
     CHUNK: tl.constexpr,
     DRAW: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (parts, rows)."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     part = tl.program_id(0)
     row = tl.program_id(1)
     column = part * CHUNK + tl.arange(0, CHUNK)
@@ -149,6 +153,7 @@ def sample_tokens(
     indices = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     draws = temperatures is not None
     unused = indices
+    overlap = not interpreted()
     _parts_kernel[(parts, rows)](
         logits,
         temperatures if temperatures is not None else unused,
@@ -159,9 +164,9 @@ def sample_tokens(
         vocab_size,
         CHUNK=chunk,
         DRAW=draws,
-        **launch_options(4, 1),
+        OVERLAP=overlap,
+        **launch_options(4, 1, overlap=overlap),
     )
-    overlap = not interpreted()
     _pick_kernel[(rows,)](
         logits,
         temperatures if temperatures is not None else unused,
