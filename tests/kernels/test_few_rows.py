@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +11,19 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.few_rows import DotConfig, SplitSums, few_rows_linear, few_rows_linear_reference
+from pagedlc_engine.kernels.held_rows import can_hold, held_linear
 from tests.kernels.support import relative_error
 
 
 def check(
-    rows: int, size: int, depth: int, dtype: torch.dtype, device: torch.device, tolerance: float, **options: Any
+    rows: int,
+    size: int,
+    depth: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tolerance: float,
+    product: Callable[..., torch.Tensor] = few_rows_linear,
+    **options: Any,
 ) -> None:
     """``options`` name what to fuse; tensors for them are made here."""
     height = size * (2 if options.get("gated") else 1)
@@ -30,7 +39,7 @@ def check(
         out = numbers["residual"]
     else:
         out = torch.full((rows, size), float("nan"), dtype=dtype, device=device)
-    few_rows_linear(x, weight, out=out, **numbers, **options)
+    product(x, weight, out=out, **numbers, **options)
     assert relative_error(out, expected) <= tolerance
 
 
@@ -47,6 +56,25 @@ def test_one_row(device: torch.device, depth: int, fused: dict[str, Any]) -> Non
 @pytest.mark.parametrize("fused", FUSED)
 def test_several_rows(device: torch.device, rows: int, fused: dict[str, Any]) -> None:
     check(rows, 80, 192, torch.float32, device, 1e-5, **fused)
+
+
+@pytest.mark.parametrize(("rows", "size", "depth"), [(2, 40, 192), (8, 2080, 64), (5, 24, 1024)])
+@pytest.mark.parametrize("fused", FUSED)
+def test_weights_held(device: torch.device, rows: int, size: int, depth: int, fused: dict[str, Any]) -> None:
+    check(rows, size, depth, torch.float32, device, 1e-5, held_linear, **fused)
+
+
+def test_weights_that_cannot_be_held_are_refused(device: torch.device) -> None:
+    for rows, weight in (
+        (1, torch.zeros(16, 64)),
+        (9, torch.zeros(16, 64)),
+        (2, torch.zeros(16, 96)),
+        (2, torch.zeros(16, 4096)),
+    ):
+        weight = weight.to(device)
+        assert not can_hold(rows, weight)
+        with pytest.raises(ValueError, match="does not take"):
+            held_linear(torch.zeros(rows, weight.shape[1], device=device), weight)
 
 
 def test_split_sums_meet_and_can_be_used_again(device: torch.device) -> None:
@@ -67,7 +95,7 @@ def test_too_many_rows_and_a_norm_over_several_are_refused(device: torch.device)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "depth"), [(4096, 1024), (1024, 3072), (960, 576), (4096, 12288), (2560, 9728)])
-@pytest.mark.parametrize("rows", [1, 2, 7, 16])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sizes_of_models(size: int, depth: int, rows: int, overlap: bool) -> None:
     device = torch.device("cuda")

@@ -3,7 +3,8 @@
 One row: a GEMV that holds its weight rows in registers, with the RMSNorm of the input inside. Up to sixteen rows:
 ``tl.dot`` over padded rows, the sum over K split between programs when there are too few of them. Both end in the
 gate (``silu(gate) * up``) or the residual addition. In chains of such kernels weights are loaded before the wait on
-the predecessor (programmatic dependent launch). Above sixteen rows cuBLAS is as good or better.
+the predecessor (programmatic dependent launch), with two to eight rows by :mod:`held_rows` where they are small enough.
+Above sixteen rows cuBLAS is as good or better.
 """
 
 # Upper-case arguments of kernels are compile-time constants.
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagedlc_engine.kernels.held_rows import can_hold, held_linear
 from pagedlc_engine.kernels.launch import dot_precision, interpreted, launch_options
 
 __all__ = ["MAX_ROWS", "DotConfig", "RowsConfig", "SplitSums", "few_rows_linear", "few_rows_linear_reference"]
@@ -217,6 +219,8 @@ def _rows_config(size: int, depth: int, gated: bool, overlap: bool) -> RowsConfi
     wait on the predecessor."""
     if overlap and depth >= 4096:
         rows, warps = max(1, _HELD // (depth * (2 if gated else 1))), 8
+    elif overlap and gated and depth <= 2048:
+        rows, warps = 4, 8
     else:
         rows, warps = 4 if depth > 2048 or size >= 65536 else 2, 4
         if depth > 8192:
@@ -284,9 +288,11 @@ def few_rows_linear(
         raise ValueError(f"few_rows_linear takes at most {MAX_ROWS} rows, not {rows}; use torch.mm for more.")
     if gain is not None and rows > 1:
         raise ValueError("The norm is fused for one row only; normalise several rows with add_rms_norm first.")
+    overlap = overlap and not interpreted()
+    if overlap and config is None and can_hold(rows, weight):
+        return held_linear(x, weight, gated=gated, bias=bias, residual=residual, out=out, overlap=True)
     if out is None:
         out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
-    overlap = overlap and not interpreted()
     fused = {
         "GATED": gated,
         "BIAS": bias is not None,
