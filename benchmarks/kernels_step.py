@@ -1,8 +1,8 @@
 """A whole decode step in one CUDA graph, all kernels real: ``python -m benchmarks.kernels_step --out DIR``.
 
-Shapes of Qwen3-0.6B and Qwen3-8B, random weights, context 512 of every request, block 64. ``library``: cuBLAS and the
-small kernels. ``own``: the products of :mod:`few_rows` too. ``fused decode``: norm, rotation, cache write and attention
-in one kernel. All with and without programmatic dependent launch.
+Shapes of Qwen3-0.6B and Qwen3-8B, random weights, context 512 of every request, block 64, keys shared out as the
+engine does. ``library``: cuBLAS and the small kernels. ``own``: the products of :mod:`few_rows` too. ``fused decode``:
+norm, rotation, cache write, attention and merge in one kernel. All with and without programmatic dependent launch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import numpy as np
 import torch
 
 from benchmarks.kernels_timing import ceilings, microseconds
+from pagedlc_engine.cuda.shapes import ShapeBook
+from pagedlc_engine.cuda.tiles import Requests, narrow_records, narrow_rows
 from pagedlc_engine.kernels.activation import silu_mul
-from pagedlc_engine.kernels.attention_plan import AttentionGeometry, plan_attention
+from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, AttentionPlan, Ints, TileTable
 from pagedlc_engine.kernels.embedding import embed
 from pagedlc_engine.kernels.few_rows import MAX_ROWS, SplitSums, few_rows_linear
 from pagedlc_engine.kernels.fused_decode import fused_decode
@@ -28,6 +30,7 @@ from pagedlc_engine.kernels.paged_attention import paged_attention
 from pagedlc_engine.kernels.rope_cache import norm_rope_cache
 from pagedlc_engine.kernels.sampling import sample_tokens
 
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 64, 128)
 VOCABULARY, KV_HEADS, HEAD_DIM, BLOCK, CONTEXT, EPS = 151936, 8, 128, 64, 512, 1e-6
 
 
@@ -81,19 +84,31 @@ class Step:
         self.caches = random(self.shape.layers, 2, batch * pages, BLOCK, KV_HEADS, HEAD_DIM, scale=1.0)
         tables = np.random.default_rng(0).permutation(batch * pages).astype(np.int32).reshape(batch, pages)
         slots = tables[:, -1] * BLOCK + BLOCK - 1
-        geometry = AttentionGeometry(self.shape.heads, KV_HEADS, HEAD_DIM, BLOCK)
-        lengths = np.ones(batch, np.int32), np.full(batch, CONTEXT, np.int32)
-        self.plan = plan_attention(*lengths, tables, slots, geometry, torch.device("cuda"))
+        self.plan = self.cut(batch, tables, slots)
         self.ids = torch.randint(0, VOCABULARY, (batch,), device="cuda")
         self.positions = torch.full((batch,), CONTEXT - 1, device="cuda")
         self.logits = torch.empty((batch, VOCABULARY), dtype=torch.bfloat16, device="cuda")
+
+    def cut(self, batch: int, tables: Ints, slots: Ints) -> AttentionPlan:
+        """The plan of a captured step."""
+        geometry = AttentionGeometry(self.shape.heads, KV_HEADS, HEAD_DIM, BLOCK)
+        shape = ShapeBook(geometry, batch, batch, sizes=(batch,)).decode(batch, split=False, shared=False)
+        assert shape is not None
+        order, ones = np.arange(batch, dtype=np.int32), np.ones(batch, np.int32)
+        records = np.zeros((batch, RECORD), np.int32)
+        narrow_records(records, Requests(order, order, ones, ones * (CONTEXT - 1)), None, 1, shape, geometry)
+        there = [torch.from_numpy(array).cuda() for array in (records, tables, slots)]
+        launches = (TileTable(there[0], narrow_rows(geometry), shape.narrow_splits, 1),)
+        return AttentionPlan(
+            ones, ones * CONTEXT, there[1], there[2], launches, None, there[2], launches, shape.partial_rows
+        )
 
     def attend(self, index: int, projected: torch.Tensor, overlap: bool) -> torch.Tensor:
         layer, (keys, values) = self.layers[index], self.caches[index]
         if self.fused:
             out = fused_decode(
                 projected, layer["gains"][0], layer["gains"][1], self.rotation, keys, values, self.plan,
-                self.shape.heads, scale=HEAD_DIM**-0.5, eps=EPS, overlap=overlap,
+                self.shape.heads, scale=HEAD_DIM**-0.5, eps=EPS, locks=self.meeting.locks, overlap=overlap,
             )  # fmt: skip
             return out.view(len(out), -1)
         query = norm_rope_cache(
@@ -144,7 +159,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for shape in SHAPES:
         step = Step(shape)
-        for batch in (1, 2, 8, 16, 64):
+        for batch in BATCHES:
             step.prepare(batch)
             floor = (step.bytes() + step.caches.nbytes) / limits["copy_GBps"] / 1e6
             step.fused = False
