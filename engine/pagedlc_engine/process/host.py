@@ -91,6 +91,8 @@ class EngineProcess:
 
     def send(self, command: Command) -> None:
         """See :class:`~pagedlc_engine.hosts.EngineHost`."""
+        if os.getpid() != self._owner:  # a fork gives up its copies of this process's requests
+            return
         if isinstance(command, Submit) and command.request.params.structured_outputs and self._vocabulary:
             self._channel.send(Vocabulary(self._vocabulary))
             self._vocabulary = None
