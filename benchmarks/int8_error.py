@@ -21,14 +21,18 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from pagedlc import LLM
+from pagedlc_engine.attention.base import AttentionBatch
 from pagedlc_engine.model import Decoder, ModelSpec, int8, load_model
+from pagedlc_engine.model.decoder import StepModel
 from pagedlc_engine.model.linear import PlainLinear, PlainMethod, PlainNormLinear, PlainResidualLinear
 from pagedlc_engine.model.loaders.gguf import GGUFWeights
 from pagedlc_engine.model.weights import build_decoder
+from pagedlc_engine.native import NativeAttention, NativeDecoder, NativeStep, load_library
 
 CPU = torch.device("cpu")
 PACKAGES = ("numpy", "torch", "transformers", "pydantic", "rich", "tqdm", "safetensors", "huggingface_hub", "jinja2")
@@ -77,13 +81,22 @@ def texts(llm: LLM, count: int) -> list[torch.Tensor]:
     return found
 
 
-def log_probabilities(decoder: Decoder, sequences: list[torch.Tensor]) -> torch.Tensor:
+def log_probabilities(decoder: StepModel, sequences: list[torch.Tensor]) -> torch.Tensor:
     """``[all tokens but each sequence's last, vocab]``."""
     rows = []
     for ids in sequences:
-        hidden = decoder.forward(ids, torch.arange(len(ids)), dense_attention)
+        attention = native_attention(decoder.spec, len(ids)) if isinstance(decoder, NativeDecoder) else dense_attention
+        hidden = decoder.forward(ids, torch.arange(len(ids)), attention)
         rows.append(decoder.compute_logits(hidden[:-1]).log_softmax(-1))
     return torch.cat(rows)
+
+
+def native_attention(spec: ModelSpec, length: int) -> NativeStep:
+    """One sequence over a cache of its own."""
+    blocks = -(-length // 16)
+    backend = NativeAttention(spec, 16, blocks, torch.float32, CPU)
+    one = np.array([length], dtype=np.int32)
+    return backend.plan(AttentionBatch(one, one, np.arange(blocks, dtype=np.int32)[None], np.arange(length)))
 
 
 @contextmanager
@@ -107,9 +120,15 @@ def quality(llm: LLM, sequences: list[torch.Tensor]) -> None:
         with seven_bits():
             return loaded("int8")
 
-    variants: dict[str, Callable[[], Decoder]] = {
+    def native() -> NativeDecoder:
+        library = load_library()
+        assert library is not None, "no C++ compiler"
+        return NativeDecoder(spec, GGUFWeights(path, spec), library, torch.get_num_threads(), LENGTH)
+
+    variants: dict[str, Callable[[], StepModel]] = {
         "float32": lambda: loaded(None),
         "fp16 weights": lambda: loaded("fp16"),
+        "int8, native": native,
         "int8": lambda: loaded("int8"),
         "int8, 7-bit activations (no VNNI)": seven,
         "int8, hidden space not rotated": lambda: unrotated(int8.Int8Method()),

@@ -31,10 +31,11 @@ class EngineConfig(BaseModel):
         load_format: ``"auto"`` looks at the files; ``"dummy"`` makes random weights from the config alone.
         device: ``"auto"`` takes a CUDA device when there is one.
         dtype: Type of weights and activations. ``"auto"`` is float32 on a CPU and bfloat16 on a GPU.
-        quantization: ``None`` computes in ``dtype``. On a CPU, ``"fp16"`` keeps the weights in half precision and
-            computes in float32, and ``"int8"`` multiplies in 8-bit integers: fastest for prompts and batches, but an
-            answer may come out differently with what else is in the batch or the cache. ``"auto"`` takes fp16 where
-            the CPU has the kernels for it, and nothing elsewhere.
+        quantization: ``None`` computes in ``dtype``. On a CPU, ``"int8"`` multiplies in 8-bit integers, and ``"fp16"``
+            keeps the weights in half precision and computes in float32. ``"auto"`` takes int8 where the engine can
+            compile its own CPU step (it finds a C++ compiler, and the model fits): there the same request gives the
+            same answer whatever else is in the batch or the cache. Elsewhere it takes fp16 where the CPU has the
+            kernels for it, and nothing otherwise.
         block_size: Tokens per KV-cache block, a power of two from 16 to 64.
         num_blocks: KV blocks to allocate. ``None`` sizes the cache from the memory options.
         kv_cache_memory_bytes: Bytes for the KV cache. ``None``: on a CPU a share of the free memory, on a
@@ -49,7 +50,8 @@ class EngineConfig(BaseModel):
             coming while a long prompt is computed. ``None`` makes no difference on a CPU and takes 1,024 or 2,048
             on a GPU, fewer for larger models.
         enable_prefix_caching: Keep and reuse the KV blocks of prompts and answers.
-        attention_backend: ``"auto"`` takes Triton on a GPU and torch elsewhere.
+        attention_backend: ``"auto"`` takes Triton on a GPU; on a CPU the compiled step with ``quantization="int8"``,
+            torch otherwise. ``"torch"`` compiles nothing.
         enforce_eager: On a GPU, launch kernels one by one instead of capturing CUDA graphs: a quicker start,
             slower steps.
         cudagraph_capture_sizes: Batch sizes to capture for decoding; ``None`` takes a built-in list up to

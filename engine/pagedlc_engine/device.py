@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,11 @@ from pagedlc_engine.attention.torch_backend import TorchAttention
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import ConfigError, OutOfMemoryError
 from pagedlc_engine.model import ModelSpec, half_available, int8_available
+from pagedlc_engine.native import Library, NativeAttention, load_library, unsupported
 
 __all__ = ["Placement", "num_kv_blocks", "place"]
+
+logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 #: Without a setting, a CPU engine takes this share of the free memory for its KV cache, and no more than this.
@@ -36,7 +40,12 @@ GPU_RESERVE = 2 * GIB
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an engine computes: all options that were ``"auto"``, decided."""
+    """Where an engine computes: all options that were ``"auto"``, decided.
+
+    Args:
+        native: The compiled step of a CPU, where it is taken.
+        fused: Whether a GPU runs the fused decoder in CUDA graphs.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -45,6 +54,7 @@ class Placement:
     max_num_batched_tokens: int
     fused: bool = False
     max_num_batched_tokens_while_streaming: int | None = None
+    native: Library | None = None
 
     @property
     def run_ahead(self) -> int:
@@ -65,8 +75,9 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
     """
     device = _device(config)
     dtype = _dtype(config, device)
-    quantization = _quantization(config, device, dtype)
-    attention = _attention(config, device)
+    native = _native(config, spec, device, dtype)
+    quantization = "int8" if native else _quantization(config, device, dtype)
+    attention = NativeAttention if native else _attention(config, device)
     while_streaming = config.max_num_batched_tokens_while_streaming or _streaming_budget(spec, device)
     return Placement(
         device=device,
@@ -76,7 +87,21 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
         max_num_batched_tokens=config.max_num_batched_tokens or _token_budget(device, while_streaming),
         fused=device.type == "cuda" and attention is not TorchAttention,
         max_num_batched_tokens_while_streaming=while_streaming,
+        native=native,
     )
+
+
+def _native(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Library | None:
+    """The compiled step, if the options leave room for it, the model fits and this machine can build it."""
+    if device.type != "cpu" or dtype != torch.float32 or config.attention_backend != "auto":
+        return None
+    if config.quantization not in ("auto", "int8"):
+        return None
+    reason = unsupported(spec)
+    if reason is not None:
+        logger.info("The native CPU step is off, torch computes instead: %s.", reason)
+        return None
+    return load_library()
 
 
 def _token_budget(device: torch.device, while_streaming: int | None) -> int:
@@ -116,7 +141,7 @@ def _quantization(config: EngineConfig, device: torch.device, dtype: torch.dtype
     fits = device.type == "cpu" and dtype == torch.float32
     possible = {"fp16": fits and half_available(), "int8": fits and int8_available()}
     if config.quantization == "auto":
-        # Not int8: its rounding makes an answer depend on the batch and on what was cached.
+        # Not torch's int8: its rounding makes an answer depend on the batch and on what was cached.
         return "fp16" if possible["fp16"] else None
     if config.quantization is not None and not possible[config.quantization]:
         raise ConfigError(

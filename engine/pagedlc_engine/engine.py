@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.device import Placement, num_kv_blocks, place
 from pagedlc_engine.errors import ConfigError, InvalidRequestError, OutOfMemoryError, PagedLCError, without_frames
@@ -16,7 +18,9 @@ from pagedlc_engine.grammar.waiting import GrammarQueue, WaitingForGrammar
 from pagedlc_engine.kv.block_pool import BlockPool
 from pagedlc_engine.kv.manager import KVCacheManager
 from pagedlc_engine.model import ModelSpec, load_model
-from pagedlc_engine.model.decoder import Decoder
+from pagedlc_engine.model.decoder import Decoder, StepModel
+from pagedlc_engine.model.weights import open_weights
+from pagedlc_engine.native import Library, NativeDecoder
 from pagedlc_engine.plan import StepPlan
 from pagedlc_engine.request import Request, TokenDelta
 from pagedlc_engine.run_ahead import RunAhead
@@ -240,12 +244,18 @@ def build_engine(
 def _plain_runner(
     config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, progress: Progress | None
 ) -> tuple[ModelRunner, KVCacheManager]:
-    decoder = _load(config, placement, spec, max_model_len, progress)
+    decoder: StepModel
+    if placement.native is not None:
+        decoder = _load_native(config, placement.native, spec, max_model_len, progress)
+        threads = StepThreads(None)
+    else:
+        decoder = plain = _load(config, placement, spec, max_model_len, progress)
+        threads = StepThreads(plain)
     num_blocks = num_kv_blocks(config, placement, spec, max_model_len)
     backend = placement.attention(spec, config.block_size, num_blocks, placement.dtype, placement.device)
     cache = KVCacheManager(BlockPool(num_blocks), config.block_size, config.enable_prefix_caching)
     sampler = Sampler(spec.vocab_size, placement.device)
-    return ModelRunner(decoder, backend, sampler, cache, StepThreads(decoder)), cache
+    return ModelRunner(decoder, backend, sampler, cache, threads), cache
 
 
 def _cuda_runner(
@@ -280,6 +290,17 @@ def _load(
             progress,
             max_model_len,
         )
+    except RuntimeError as error:
+        raise _load_error(error) from without_frames(error)
+
+
+def _load_native(
+    config: EngineConfig, library: Library, spec: ModelSpec, max_model_len: int, progress: Progress | None
+) -> NativeDecoder:
+    try:
+        cpu = torch.device("cpu")
+        source = open_weights(config.model, spec, config.load_format, torch.float32, cpu, config.seed or 0)
+        return NativeDecoder(spec, source, library, torch.get_num_threads(), max_model_len, progress)
     except RuntimeError as error:
         raise _load_error(error) from without_frames(error)
 

@@ -19,7 +19,7 @@ from pagedlc_engine.sequence import Sequence
 
 if TYPE_CHECKING:
     from pagedlc_engine.kv.manager import KVCacheManager
-    from pagedlc_engine.model.decoder import Decoder
+    from pagedlc_engine.model.decoder import StepModel
     from pagedlc_engine.threads import StepThreads
 
 __all__ = ["ModelRunner", "PendingResult"]
@@ -62,7 +62,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: StepModel,
         backend: AttentionBackend,
         sampler: Sampler,
         cache: KVCacheManager,

@@ -26,12 +26,14 @@ class StepThreads:
     """Threads for small steps and for large ones; does nothing on other devices than the CPU.
 
     Args:
-        decoder: The model.
+        decoder: The model; ``None`` when torch has so little to do in small steps that threads cannot pay.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._many = torch.get_num_threads() if decoder.device.type == "cpu" else 1
-        self._few = min((1, self._many), key=lambda threads: _seconds(decoder, threads)) if self._many > 1 else 1
+    def __init__(self, decoder: Decoder | None) -> None:
+        self._many = torch.get_num_threads() if decoder is None or decoder.device.type == "cpu" else 1
+        self._few = 1
+        if decoder is not None and self._many > 1:
+            self._few = min((1, self._many), key=lambda threads: _seconds(decoder, threads))
 
     @contextmanager
     def for_step(self, num_tokens: int) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +89,9 @@ class AttentionBackend(Protocol):
         """Bytes one block takes over all layers."""
         ...
 
-    def plan(self, batch: AttentionBatch) -> LayerAttention:
-        """Prepare one step. What does not differ between layers is computed here, once."""
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Prepare one step: what the decoder takes, a :class:`LayerAttention` where it is
+        :class:`~pagedlc_engine.model.decoder.Decoder`. What does not differ between layers is computed here, once."""
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

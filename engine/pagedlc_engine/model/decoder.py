@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -12,7 +13,29 @@ from pagedlc_engine.model.linear import Linear, NormLinear, ResidualLinear
 from pagedlc_engine.model.rope import RotaryEmbedding
 from pagedlc_engine.model.spec import ModelSpec
 
-__all__ = ["Decoder", "DecoderLayer", "LayerAttention"]
+__all__ = ["Decoder", "DecoderLayer", "LayerAttention", "StepModel"]
+
+
+class StepModel(Protocol):
+    """What a runner asks of a model."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Shapes and switches."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+        """As :meth:`Decoder.forward`; ``attention`` is what the model's own attention backend planned."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As :meth:`Decoder.compute_logits`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pagedlc_engine.model.rope import RotaryEmbedding, interleave
 from pagedlc_engine.model.rotation import RotatedWeights
 from pagedlc_engine.model.spec import ModelSpec, find_format
 
-__all__ = ["build_decoder", "load_model"]
+__all__ = ["build_decoder", "load_model", "open_weights"]
 
 Progress = Callable[[int, int], None]
 
@@ -52,20 +52,27 @@ def load_model(
     Raises:
         ModelLoadError: A file is damaged, or a tensor is missing or misshapen.
     """
-    kind, where = find_format(path, load_format)
-    source: WeightSource
-    if kind == "dummy":
-        source = DummyWeights(spec, seed, dtype, device)
-    elif kind == "gguf":
-        source = GGUFWeights(where, spec)
-    else:
-        source = SafetensorsWeights(where, spec)
+    source = open_weights(path, spec, load_format, dtype, device, seed)
     if quantization == "int8":
         rotated = RotatedWeights(source, spec)
         untied = replace(spec, tie_word_embeddings=False)
         return build_decoder(rotated, untied, Int8Method(), dtype, device, progress, max_model_len)
     method = HalfMethod() if quantization == "fp16" else PlainMethod()
     return build_decoder(source, spec, method, dtype, device, progress, max_model_len)
+
+
+def open_weights(
+    path: Path, spec: ModelSpec, load_format: str, dtype: torch.dtype, device: torch.device, seed: int
+) -> WeightSource:
+    """The model's single tensors; for the arguments see :func:`load_model`.
+
+    Raises:
+        ModelLoadError: A file is damaged, or a tensor is missing or misshapen.
+    """
+    kind, where = find_format(path, load_format)
+    if kind == "dummy":
+        return DummyWeights(spec, seed, dtype, device)
+    return GGUFWeights(where, spec) if kind == "gguf" else SafetensorsWeights(where, spec)
 
 
 @torch.inference_mode()

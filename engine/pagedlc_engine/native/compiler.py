@@ -1,0 +1,125 @@
+"""Builds the C++ of this package with the compiler of the machine it runs on, once, into the user's cache folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["FLAGS", "BuildError", "build"]
+
+SOURCES = Path(__file__).parent / "src"
+#: ``-ffp-contract=off``: a sum must not come out differently where the compiler sees a chance to merge two operations.
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-w",
+)
+_TIMEOUT_SECONDS = 300
+
+
+class BuildError(Exception):
+    """There is no usable compiler; the message says why, in one line."""
+
+
+def build(flags: tuple[str, ...] = FLAGS) -> Path:
+    """The shared library, compiled if need be.
+
+    Several processes may build at once: each writes a file of its own and renames it when it is complete.
+
+    Args:
+        flags: Options of the compiler.
+
+    Raises:
+        BuildError: No compiler, or it failed.
+    """
+    compiler = _compiler()
+    version = _run([*compiler, "--version"])
+    target = _cache_folder() / f"{_fingerprint(compiler, version, flags)}.so"
+    if not target.exists():
+        _compile(compiler, flags, target)
+    return target
+
+
+def _compiler() -> list[str]:
+    """The command of the C++ compiler: ``$CXX``, or the first one on the path."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen:
+        return chosen
+    for name in ("c++", "g++", "clang++"):
+        found = shutil.which(name)
+        if found:
+            return [found]
+    raise BuildError("there is no C++ compiler (c++, g++ or clang++) on the PATH")
+
+
+def _compile(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
+    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
+    os.close(handle)
+    try:
+        _run([*compiler, *flags, str(SOURCES / "step.cpp"), "-o", name])
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} does not run: {error}") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
+        raise BuildError(f"{command[0]} failed: {lines[0].strip() if lines else f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def _cache_folder() -> Path:
+    """``pagedlc/native`` in the user's cache; a folder of this process where that cannot be written."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        folder = Path(base).expanduser() / "pagedlc" / "native"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return _temporary_folder()
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="pagedlc-native-"))
+
+
+def _fingerprint(compiler: list[str], version: str, flags: tuple[str, ...]) -> str:
+    """Changes with all that the result depends on."""
+    digest = hashlib.sha256()
+    for part in (*compiler, version, *flags, platform.machine(), _cpu_features()):
+        digest.update(part.encode() + b"\0")
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _cpu_features() -> str:
+    """What ``-march=native`` looks at, as Linux tells it; elsewhere the processor's name."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "cpu family", "model\t")
+    first = text.partition("\n\n")[0]
+    return "\n".join(line for line in first.splitlines() if line.startswith(wanted))
