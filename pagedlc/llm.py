@@ -1,35 +1,20 @@
-"""The LLM class: a model in this process, with vLLM's way of being called."""
+"""The LLM class: a model with vLLM's way of being called."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from tqdm import tqdm
 from typing_extensions import TypeIs
 
 from pagedlc.batch import RequestBatch
-from pagedlc.chat import ChatTemplate
-from pagedlc.interruption import RunningAnswers
-from pagedlc.models import DEFAULT_MODEL, ModelFiles, is_local, resolve_model
 from pagedlc.outputs import CompletionChunk, RequestOutput
-from pagedlc.prefix import PrefixExplanation, PrefixHistory, explain
+from pagedlc.prefix import PrefixExplanation, explain
 from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, prepare
-from pagedlc.tokenizer import Tokenizer
-from pagedlc_engine.client import EngineClient
-from pagedlc_engine.config import EngineConfig, check_option_names
-from pagedlc_engine.engine import check_max_model_len
-from pagedlc_engine.errors import ConfigError, EngineClosedError, InvalidRequestError
-from pagedlc_engine.hosts import EngineHost, start_host
-from pagedlc_engine.model import ModelSpec, read_spec
+from pagedlc.served_model import ServedModel
+from pagedlc_engine.config import check_option_names
+from pagedlc_engine.errors import ConfigError, InvalidRequestError
 from pagedlc_engine.request import SamplingParams
-from pagedlc_engine.stats import EngineStats
 from pagedlc_engine.validation import check_request
 
 __all__ = ["LLM", "Messages"]
@@ -41,8 +26,8 @@ Messages = Sequence[Mapping[str, Any]]
 _TEMPLATE_OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
-class LLM:
-    """A language model that runs inside this process, on a paged engine with continuous batching.
+class LLM(ServedModel):
+    """A language model of this process, or of a child of it, on a paged engine with continuous batching.
 
     Making one checks everything that can be checked without weights and returns at once; the weights load at
     the first request, or at :meth:`load`. All methods may be called from any number of threads and asyncio
@@ -66,134 +51,6 @@ class LLM:
         ConfigError: An option is unknown or impossible.
         ModelNotFoundError, UnsupportedModelError, ModelLoadError: The model cannot be used.
     """
-
-    def __init__(
-        self,
-        model: str | Path = DEFAULT_MODEL,
-        *,
-        tokenizer: str | Path | None = None,
-        chat_template: str | Path | None = None,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-        use_tqdm: bool | None = None,
-        **engine_options: Any,
-    ) -> None:
-        self._needs_weights = engine_options.get("load_format") != "dummy"
-        self._model = model
-        self._revision = revision
-        # A hub model's weights are fetched when they are needed, its configuration now.
-        here = is_local(model)
-        self._files: ModelFiles = resolve_model(model, revision, weights=self._needs_weights and here)
-        self.config = EngineConfig.create(model=self._files.path, **engine_options)
-        self.spec: ModelSpec = read_spec(self._files.path, self.config.load_format)
-        self._max_model_len = check_max_model_len(self.config, self.spec)
-        self._use_tqdm = use_tqdm
-        self._tokenizer_source = tokenizer
-        self._chat_template_source = chat_template
-        self._trust_remote_code = trust_remote_code
-        self._text: tuple[Tokenizer, ChatTemplate] | None = None
-        self._client: EngineClient | None = None
-        self._history = PrefixHistory()
-        #: Answers that can be interrupted; see :mod:`pagedlc.turns`.
-        self.running = RunningAnswers()
-        self._closed = False
-        self._lock = threading.RLock()
-
-    # -- the model ------------------------------------------------------------------------------------
-
-    @property
-    def model_name(self) -> str:
-        """The model's name as it was given, or its file's name."""
-        return self._files.name
-
-    @property
-    def closed(self) -> bool:
-        """True after :meth:`close`."""
-        return self._closed
-
-    @property
-    def usable(self) -> bool:
-        """False after :meth:`close`, and when the engine has failed."""
-        client = self._client
-        return not self._closed and (client is None or not client.ended)
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Equal for LLMs that answer alike and could share one engine."""
-        return (
-            self.config,
-            self._files.tokenizer,
-            self._trust_remote_code,
-            *map(str, (self._tokenizer_source, self._chat_template_source)),
-        )
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt plus answer in tokens."""
-        client = self._client
-        return self._max_model_len if client is None else client.max_model_len
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; read on first use."""
-        return self._text_parts()[0]
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """The model's chat template; read on first use."""
-        return self._text_parts()[1]
-
-    def _text_parts(self) -> tuple[Tokenizer, ChatTemplate]:
-        with self._lock:
-            if self._text is None:
-                tokenizer = Tokenizer.from_files(self._files, self._tokenizer_source, self._trust_remote_code)
-                self._text = tokenizer, ChatTemplate(tokenizer, self._chat_template_source)
-            return self._text
-
-    def load(self) -> Self:
-        """Load the weights and start the engine, if that has not happened yet.
-
-        Raises:
-            ModelLoadError: The files are damaged.
-            OutOfMemoryError: Weights or KV cache do not fit.
-            EngineClosedError: The LLM was closed.
-        """
-        self._ready()
-        return self
-
-    def _ready(self) -> EngineClient:
-        client = self._client
-        if client is not None and not self._closed:
-            return client
-        with self._lock:
-            if self._closed:
-                raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
-            if self._client is None:
-                self._client = EngineClient(self._start_host())
-            return self._client
-
-    def _start_host(self) -> EngineHost:
-        if self._needs_weights:
-            resolve_model(self._model, self._revision)
-        vocabulary = partial(self.tokenizer.vocabulary, self.spec.vocab_size)
-        with self._bar(1, f"Loading {self.model_name}", "tensor", self._use_tqdm) as bar:
-            return start_host(self.config, self.spec, lambda done, total: _advance(bar, done, total), vocabulary)
-
-    def close(self) -> None:
-        """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""
-        with self._lock:
-            self._closed = True
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- complete a prompt ----------------------------------------------------------------------------
 
@@ -395,15 +252,6 @@ class LLM:
         """
         return self.running.interrupt(name)
 
-    def stats(self) -> EngineStats:
-        """Queues, KV usage, prefix cache and speed, as of the last step."""
-        client = self._client
-        return EngineStats() if client is None else client.stats()
-
-    def configure(self, *, max_num_seqs: int) -> None:
-        """Change how many answers may run at once."""
-        self._ready().configure(max_num_seqs)
-
     def explain_prefix(
         self, prompt: Prompt | Messages, *, cache_salt: str | None = None, **template_options: Any
     ) -> PrefixExplanation:
@@ -434,12 +282,6 @@ class LLM:
             request.prompt_token_ids, cache_salt, cached, self._history, self.tokenizer, self.config.block_size
         )
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes."""
-        client = self._client
-        if client is not None:
-            client.reset_prefix_cache()
-
     # -- the way of a request -------------------------------------------------------------------------
 
     def _prepare(
@@ -468,12 +310,6 @@ class LLM:
         )
         check_request(prepared.request, self.spec.vocab_size, self.max_model_len)
         return prepared
-
-    async def _aready(self) -> EngineClient:
-        if self._client is not None and self._text is not None:
-            return self._ready()
-        await asyncio.to_thread(self._text_parts)
-        return await asyncio.to_thread(self._ready)
 
     def _run(self, requests: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
         if not requests:
@@ -519,10 +355,6 @@ class LLM:
         finally:
             batch.close()
 
-    def _bar(self, total: int, title: str, unit: str, show: bool | None) -> tqdm[Any]:
-        hidden = not sys.stderr.isatty() if show is None else not show
-        return tqdm(total=total, desc=title, unit=unit, disable=hidden, leave=False)
-
 
 def _is_conversation(given: Prompt | Messages) -> TypeIs[Messages]:
     if isinstance(given, str | Mapping) or not given:
@@ -534,8 +366,3 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     if isinstance(messages, Sequence) and messages and all(isinstance(item, Sequence) for item in messages):
         return list(messages)  # type: ignore[arg-type]
     return [messages]  # type: ignore[list-item]
-
-
-def _advance(bar: tqdm[Any], done: int, total: int) -> None:
-    bar.total = total
-    bar.update(done - bar.n)
