@@ -13,6 +13,7 @@ from pagedlc.prefix import PrefixExplanation, explain
 from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, prepare
 from pagedlc.served_model import ServedModel
 from pagedlc_engine.config import check_option_names
+from pagedlc_engine.device import place
 from pagedlc_engine.errors import ConfigError, InvalidRequestError
 from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.validation import check_request
@@ -277,10 +278,11 @@ class LLM(ServedModel):
             cache_salt,
         ).request
         client = self._client
-        cached = 0 if client is None else client.count_cached_tokens(request)
-        return explain(
-            request.prompt_token_ids, cache_salt, cached, self._history, self.tokenizer, self.config.block_size
-        )
+        if client is None:
+            cached, block_size = 0, place(self.config, self.spec).block_size
+        else:
+            cached, block_size = client.count_cached_tokens(request), client.block_size
+        return explain(request.prompt_token_ids, cache_salt, cached, self._history, self.tokenizer, block_size)
 
     # -- the way of a request -------------------------------------------------------------------------
 

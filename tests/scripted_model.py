@@ -118,8 +118,9 @@ class ScriptedLLM(LLM):
         config, spec = self.config, self.spec
         assert config.num_blocks is not None
         decoder = _ScriptedDecoder(self)
-        backend = _TokenStore(config.num_blocks * config.block_size, config.block_size)
-        cache = KVCacheManager(BlockPool(config.num_blocks), config.block_size, config.enable_prefix_caching)
+        size = config.block_size or 16
+        backend = _TokenStore(config.num_blocks * size, size)
+        cache = KVCacheManager(BlockPool(config.num_blocks), size, config.enable_prefix_caching)
         budget = config.max_num_batched_tokens or 512
         scheduler = Scheduler(cache, config.max_num_seqs, budget, self._max_model_len)
         runner = _ScriptedRunner(decoder, backend, Sampler(spec.vocab_size, decoder.device), cache)  # type: ignore[arg-type]

@@ -187,7 +187,7 @@ class EngineClient:
         info = host.info
         self.max_model_len = info.max_model_len
         self._vocab_size = info.vocab_size
-        self._block_size = info.block_size
+        self.block_size = info.block_size
         self._hash_prompts = info.enable_prefix_caching
         self._lock = threading.Lock()
         # The engine gets names of the client's making: a caller may use a name again while the engine is still busy
@@ -283,20 +283,20 @@ class EngineClient:
         Raises:
             EngineClosedError, EngineDeadError: As :meth:`submit`.
         """
-        usable = (len(request.prompt_token_ids) - 1) // self._block_size
+        usable = (len(request.prompt_token_ids) - 1) // self.block_size
         answer: Future[int] = Future()
         with self._lock:
             self._check_alive()
             query_id = next(self._query_ids)
             self._queries[query_id] = answer
             self._host.send(CountCached(query_id, self._block_hashes(request)[:usable]))
-        return answer.result() * self._block_size
+        return answer.result() * self.block_size
 
     def _block_hashes(self, request: Request) -> tuple[bytes, ...]:
         if not self._hash_prompts:
             return ()
         root = root_key(request.cache_salt, request.extra_keys)
-        return hash_blocks(root, request.prompt_token_ids, self._block_size)
+        return hash_blocks(root, request.prompt_token_ids, self.block_size)
 
     def close(self) -> None:
         """End the engine and free its memory; unfinished requests get an :class:`EngineClosedError`."""

@@ -36,7 +36,9 @@ class EngineConfig(BaseModel):
             compile its own CPU step (it finds a C++ compiler, and the model fits): there the same request gives the
             same answer whatever else is in the batch or the cache. Elsewhere it takes fp16 where the CPU has the
             kernels for it, and nothing otherwise.
-        block_size: Tokens per KV-cache block, a power of two from 16 to 64.
+        block_size: Tokens per KV-cache block, a power of two from 16 to 64. Prompts share whole blocks only, so
+            smaller ones share a little more. ``None`` takes 16 on a CPU and 64 on a GPU, where long prompts are some
+            9% faster so.
         num_blocks: KV blocks to allocate. ``None`` sizes the cache from the memory options.
         kv_cache_memory_bytes: Bytes for the KV cache. ``None``: on a CPU a share of the free memory, on a
             GPU what ``gpu_memory_utilization`` leaves.
@@ -70,7 +72,7 @@ class EngineConfig(BaseModel):
     device: Device = "auto"
     dtype: DType = "auto"
     quantization: Literal["auto", "fp16", "int8"] | None = "auto"
-    block_size: int = 16
+    block_size: int | None = None
     num_blocks: int | None = Field(default=None, ge=2)
     kv_cache_memory_bytes: int | None = Field(default=None, gt=0)
     gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=1.0)
@@ -87,8 +89,8 @@ class EngineConfig(BaseModel):
 
     @field_validator("block_size")
     @classmethod
-    def _power_of_two(cls, value: int) -> int:
-        if value not in (16, 32, 64):
+    def _power_of_two(cls, value: int | None) -> int | None:
+        if value not in (None, 16, 32, 64):
             raise ValueError("must be 16, 32 or 64")
         return value
 

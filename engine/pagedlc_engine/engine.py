@@ -252,8 +252,8 @@ def _plain_runner(
         decoder = plain = _load(config, placement, spec, max_model_len, progress)
         threads = StepThreads(plain)
     num_blocks = num_kv_blocks(config, placement, spec, max_model_len)
-    backend = placement.attention(spec, config.block_size, num_blocks, placement.dtype, placement.device)
-    cache = KVCacheManager(BlockPool(num_blocks), config.block_size, config.enable_prefix_caching)
+    backend = placement.attention(spec, placement.block_size, num_blocks, placement.dtype, placement.device)
+    cache = KVCacheManager(BlockPool(num_blocks), placement.block_size, config.enable_prefix_caching)
     sampler = Sampler(spec.vocab_size, placement.device)
     return ModelRunner(decoder, backend, sampler, cache, threads), cache
 

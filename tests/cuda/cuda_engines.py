@@ -31,19 +31,19 @@ def make_engine(
     """An engine over a tiny random model; ``plain`` is the reference: torch attention, no graphs, no run-ahead."""
     model = {key: options.pop(key) for key in list(options) if key in _MODEL_OPTIONS}
     path = make_tiny_model(folder / "tiny", **{"num_hidden_layers": 1, **model})
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": NUM_BLOCKS, "seed": 1, **options}
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": NUM_BLOCKS, "block_size": 16, "seed": 1}
+    settings |= options
     config = EngineConfig.create(model=path, load_format="dummy", **settings)
     spec = read_spec(path, "dummy")
     dtype = torch.float32
-    placement = Placement(device, dtype, None, TorchAttention, config.max_num_batched_tokens or 64)
+    size = config.block_size or 16
+    placement = Placement(device, dtype, None, TorchAttention, config.max_num_batched_tokens or 64, size)
     budget = MemoryBudget.of(device, 0.5) if device.type == "cuda" else None
     decoder = load_model(path, spec, "dummy", dtype, device, None, 1)
     max_model_len = spec.max_position_embeddings
     if plain:
-        cache = KVCacheManager(
-            BlockPool(config.num_blocks or NUM_BLOCKS), config.block_size, config.enable_prefix_caching
-        )
-        backend = TorchAttention(spec, config.block_size, config.num_blocks or NUM_BLOCKS, dtype, device)
+        cache = KVCacheManager(BlockPool(config.num_blocks or NUM_BLOCKS), size, config.enable_prefix_caching)
+        backend = TorchAttention(spec, size, config.num_blocks or NUM_BLOCKS, dtype, device)
         runner = ModelRunner(decoder, backend, Sampler(spec.vocab_size, device), cache)
     else:
         runner, cache = build_cuda_runner(config, placement, decoder, max_model_len, budget)

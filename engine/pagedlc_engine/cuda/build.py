@@ -56,7 +56,7 @@ def build_cuda_runner(
     spec, device = decoder.spec, placement.device
     fused = FusedDecoder(decoder, max_model_len)
     geometry = AttentionGeometry(
-        spec.num_heads, spec.num_kv_heads, spec.head_dim, config.block_size, _processors(device)
+        spec.num_heads, spec.num_kv_heads, spec.head_dim, placement.block_size, _processors(device)
     )
     runner = CudaRunner(
         fused,
@@ -68,20 +68,20 @@ def build_cuda_runner(
         use_graphs=device.type == "cuda" and not config.enforce_eager,
         capture_sizes=config.cudagraph_capture_sizes,
     )
-    available = None if budget is None else budget.left(_activations(runner, placement, spec, config.block_size))
+    available = None if budget is None else budget.left(_activations(runner, placement, spec, placement.block_size))
     num_blocks = num_kv_blocks(config, placement, spec, max_model_len, available)
-    cache = KVCacheManager(BlockPool(num_blocks), config.block_size, config.enable_prefix_caching)
-    runner.attach(_allocate(spec, config.block_size, num_blocks, placement), cache)
+    cache = KVCacheManager(BlockPool(num_blocks), placement.block_size, config.enable_prefix_caching)
+    runner.attach(_allocate(spec, placement.block_size, num_blocks, placement), cache)
     start, before = time.monotonic(), 0 if budget is None else budget.used
     graphs = runner.capture(progress)
     if budget is not None:
-        tokens = (num_blocks - 1) * config.block_size
+        tokens = (num_blocks - 1) * placement.block_size
         logger.info(
             "KV cache: %d blocks of %d tokens (%.1f GiB), room for %.1f requests of %d tokens at once; "
             "%d CUDA graphs captured in %.1f s, %.2f GiB; %.1f of %.1f GiB in use.",
             num_blocks,
-            config.block_size,
-            num_blocks * placement.attention.bytes_per_block(spec, config.block_size, placement.dtype) / 2**30,
+            placement.block_size,
+            num_blocks * placement.attention.bytes_per_block(spec, placement.block_size, placement.dtype) / 2**30,
             tokens / max_model_len,
             max_model_len,
             graphs,
@@ -104,6 +104,9 @@ def _activations(runner: CudaRunner, placement: Placement, spec: ModelSpec, bloc
     try:
         cache = KVCacheManager(BlockPool(2), block_size, enable_prefix_caching=False)
         runner.attach(_allocate(spec, block_size, 2, placement), cache)
+        start = time.monotonic()
+        if kernels := runner.compile():
+            logger.info("%d GPU kernels ready in %.1f s.", kernels, time.monotonic() - start)
         before = torch.cuda.memory_allocated(placement.device)
         torch.cuda.reset_peak_memory_stats(placement.device)
         runner.warm_up()

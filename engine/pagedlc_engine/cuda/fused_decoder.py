@@ -6,6 +6,7 @@ Up to sixteen rows every product is a kernel of this package and the whole layer
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +105,12 @@ class FusedDecoder:
         self._rotation = _rotation_table(decoder, max_model_len)
         self._split_sums = SplitSums(_MOST_SPLIT_OUTPUTS, self.device)
         self._scale = float(self.spec.head_dim) ** -0.5
+
+    def one_of_each(self) -> FusedDecoder:
+        """A decoder of one layer of each kind: it launches the same kernels, fewer times. For warming up only."""
+        few = copy(self)
+        few._layers = list({layer.window is None: layer for layer in self._layers}.values())
+        return few
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab_size] for hidden vectors [S, hidden_size] after the last norm."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,8 @@ from pagedlc_engine.cuda.runtime import CudaRuntime, Graph, Mark, NoWait, StepEv
 from pagedlc_engine.cuda.shapes import ShapeBook
 from pagedlc_engine.cuda.slots import SlotTable
 from pagedlc_engine.cuda.state import PACKETS, DeviceState
-from pagedlc_engine.kernels.attention_plan import AttentionGeometry, Ints
+from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, Ints
+from pagedlc_engine.kernels.launch import compile_ahead
 from pagedlc_engine.kernels.sampling import sample_tokens
 from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import TokenLogprobs
@@ -111,6 +113,7 @@ class CudaRunner(ModelRunner):
         self.sampler = sampler
         self.device = decoder.device
         self._model = decoder
+        self._sample = decoder.one_of_each()
         self._geometry = geometry
         self._limits = (max_num_batched_tokens, max_model_len)
         self._use_graphs = use_graphs
@@ -154,10 +157,25 @@ class CudaRunner(ModelRunner):
     # -- capture ---------------------------------------------------------------------------------------
 
     @torch.inference_mode()
+    def compile(self) -> int:
+        """Compile the kernels of all shapes, several at a time, before any request waits; returns how many."""
+        if self.device.type != "cuda":
+            return 0
+        compiled = compile_ahead(self._launch_all, self.device)
+        self._state.set_ticket(self._number)
+        torch.cuda.synchronize(self.device)
+        return compiled
+
+    def _launch_all(self) -> None:
+        self._state.admit(np.zeros((1, RECORD), np.int32), np.zeros(0, np.int32))
+        for shape in self._book.captured():
+            self._launch(self._state.step_tensors(shape), self._sample)
+
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compile and run the largest step once, so that what it needs has been allocated; nothing is stored."""
+        """Run the largest step once, so that what it needs has been allocated; nothing is stored."""
         shape = self._book.mixed_shape(self._limits[0], decodes_too=True, split=False)
-        self._run_empty(self._state.step_tensors(shape))
+        self._run_empty(self._state.step_tensors(shape), self._model)
         torch.cuda.synchronize(self.device)
 
     @torch.inference_mode()
@@ -178,17 +196,19 @@ class CudaRunner(ModelRunner):
         return step
 
     def _capture(self, step: StepTensors) -> _Step:
-        self._run_empty(step)
+        # What a capture must not do happens here: libraries load their kernels for products of this size.
+        self._run_empty(step, self._sample)
         torch.cuda.synchronize(self.device)
         captured = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(captured, pool=self._pool):
-            self._launch(step)
+        # Other threads, maybe another engine's, go on using the device meanwhile.
+        with torch.cuda.graph(captured, pool=self._pool, capture_error_mode="thread_local"):
+            self._launch(step, self._model)
         return _Step(step, Graph(self._runtime, captured))
 
-    def _run_empty(self, step: StepTensors) -> None:
+    def _run_empty(self, step: StepTensors, model: FusedDecoder) -> None:
         """Run a step without tokens."""
         self._next_packet()[:2] = 0
-        self._launch(step)
+        self._launch(step, model)
         self._end_packet()
 
     # -- steps -----------------------------------------------------------------------------------------
@@ -235,7 +255,7 @@ class CudaRunner(ModelRunner):
             step.graph.launch(self._stream)
             return step.tensors
         tensors = self._state.step_tensors(packed.shape)
-        self._launch(tensors)
+        self._launch(tensors, self._model)
         return tensors
 
     def _capture_late(self, shape: StepShape, packet: Ints) -> None:
@@ -248,11 +268,11 @@ class CudaRunner(ModelRunner):
         moved[:] = content
         moved[2] = turn
 
-    def _launch(self, step: StepTensors) -> None:
+    def _launch(self, step: StepTensors, model: FusedDecoder) -> None:
         """Launch every kernel of a step."""
         shape = step.shape
         self._state.unpack(shape)
-        rows = self._model.forward(step, self._kv)
+        rows = model.forward(step, self._kv)
         if shape.samples:
             settings = [tensor[: shape.samples] for tensor in self._state.sampling]
             sample_tokens(step.logits, *settings, out=self._state.sampled[: shape.samples])
@@ -323,6 +343,6 @@ class CudaRunner(ModelRunner):
         for event in self._events:
             event.wait()
         self._steps.clear()
-        del self._state, self._packer, self._kv, self._model, self.decoder, self.sampler
+        del self._state, self._packer, self._kv, self._model, self._sample, self.decoder, self.sampler
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,17 +1,25 @@
-"""How the kernels are launched: interpreted or compiled, with or without programmatic dependent launch."""
+"""How the kernels are launched: interpreted or compiled, with or without programmatic dependent launch; and compiled
+ahead of their launch, several at a time."""
 
 # mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 import triton
 
-__all__ = ["LOG2_E", "dot_precision", "interpreted", "launch_options"]
+from pagedlc_engine.errors import ConfigError
+
+__all__ = ["LOG2_E", "compile_ahead", "dot_precision", "interpreted", "launch_options"]
 
 LOG2_E = 1.4426950408889634
+_MOST_COMPILERS = 16
 
 
 def interpreted() -> bool:
@@ -42,3 +50,70 @@ def launch_options(
 def dot_precision(dtype: torch.dtype) -> str:
     """Precision of ``tl.dot`` operands: full float32 products for float32 data, no effect on 16-bit types."""
     return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def compile_ahead(launch: Callable[[], None], device: torch.device) -> int:
+    """Compile and load every kernel that ``launch`` launches, several at a time.
+
+    While ``launch`` runs, kernels that are not compiled yet are noted in place of being launched; those that are
+    compiled run. Its results mean nothing, and it must bear that some launches did not happen. Triton compiles mostly
+    outside the interpreter lock, so threads are enough.
+
+    Args:
+        launch: Launches kernels, in the calling thread.
+        device: The CUDA device they are for.
+
+    Returns:
+        How many were compiled, or read from Triton's cache on disk.
+
+    Raises:
+        ConfigError: A kernel could not be compiled.
+    """
+    runtime = triton.knobs.runtime
+    before = runtime.jit_cache_hook
+    noting = _Noting(before)
+    runtime.jit_cache_hook = noting
+    try:
+        launch()
+    finally:
+        runtime.jit_cache_hook = before
+    with ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1), "pagedlc-compile") as pool:
+        compiled = [pool.submit(_compile, *variant, device) for variant in noting.variants.values()]
+        try:
+            for each in compiled:
+                each.result()
+        except Exception as error:
+            pool.shutdown(cancel_futures=True)
+            raise ConfigError(
+                f"The GPU kernels could not be compiled: {error} Triton needs a C compiler (gcc or clang, or the one "
+                "that the variable CC names) and a cache folder it can write (TRITON_CACHE_DIR). "
+                "attention_backend='torch' does without kernels, far slower."
+            ) from error
+    return len(compiled)
+
+
+def _compile(function: Any, variant: str, device: torch.device) -> None:
+    torch.cuda.set_device(device)
+    # Asking for ``run`` loads the binary and, in some versions of Triton, builds a launcher with the C compiler.
+    _ = function.preload(variant).run
+
+
+class _Noting:
+    """Triton's hook that is asked before a kernel is compiled: true means that it need not be, nor launched.
+
+    Args:
+        before: The hook that was there; answers for other threads.
+    """
+
+    def __init__(self, before: Callable[..., Any] | None) -> None:
+        self._before = before
+        self._thread = threading.get_ident()
+        self.variants: dict[tuple[int, str], tuple[Any, str]] = {}
+
+    def __call__(self, **known: Any) -> bool:
+        if threading.get_ident() != self._thread:
+            return bool(self._before and self._before(**known))
+        function = known["fn"].jit_function
+        variant = function, known["compile"]["specialization_data"]
+        self.variants.setdefault((id(function), str(known["key"])), variant)
+        return True

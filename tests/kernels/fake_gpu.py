@@ -1,0 +1,90 @@
+"""Compiles for a GPU on a machine that has none: run as a program by :mod:`tests.kernels.test_compile_ahead`.
+
+Triton's driver is replaced by one that claims to be an H100 and counts what is loaded and launched.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from pagedlc_engine.kernels.activation import silu_mul
+from pagedlc_engine.kernels.launch import compile_ahead
+from pagedlc_engine.kernels.norm import add_rms_norm
+
+counts: Counter[str] = Counter()
+
+
+class FakeUtils:
+    """What Triton's driver offers to load a kernel."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 18}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
+        counts["loaded"] += 1
+        return "module", "function", 1, 0, 1024
+
+    def unload_module(self, module: Any) -> None:
+        pass
+
+
+class FakeDriver:
+    """A card that computes nothing."""
+
+    utils = FakeUtils()
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        def launch(*arguments: Any) -> None:
+            counts["launched"] += 1
+
+        return launch
+
+
+def launch() -> None:
+    for size in (64, 64, 96):
+        rows = torch.zeros(2, size)
+        add_rms_norm(rows, None, rows[0], 1e-6)
+    silu_mul(torch.zeros(2, 64))
+
+
+def noticed_in_another_thread() -> None:
+    """A user's kernel, launched while the engine compiles, is compiled and launched as ever."""
+    user = threading.Thread(target=silu_mul, args=(torch.zeros(2, 128),))
+    user.start()
+    user.join()
+
+
+def main() -> None:
+    """Print what happened as JSON."""
+    triton.runtime.driver.set_active(FakeDriver())
+    torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
+    found: dict[str, Any] = {"compiled": compile_ahead(launch, torch.device("cpu"))}
+    found["first"] = dict(counts)
+    found["again"] = compile_ahead(launch, torch.device("cpu"))
+    found["hook"] = triton.knobs.runtime.jit_cache_hook is None
+    counts.clear()
+    compile_ahead(noticed_in_another_thread, torch.device("cpu"))
+    found["other thread"] = dict(counts)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""All kernels of an engine are compiled at once, before the first request, and none is launched for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def run(tmp_path: Path, **changed: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path), **changed}
+    command = [sys.executable, "-m", "tests.kernels.fake_gpu"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_every_variant_is_compiled_once_and_nothing_is_launched(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["compiled"] == 3  # two sizes of one kernel, one of the other
+    assert found["first"] == {"loaded": 3}
+    assert found["again"] == 0
+    assert found["hook"]
+    assert found["other thread"] == {"loaded": 1, "launched": 1}
+
+
+def test_a_cache_that_cannot_be_written_is_named_in_the_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run(tmp_path / "file")
+    assert done.returncode != 0
+    assert "ConfigError: The GPU kernels could not be compiled" in done.stderr
+    assert "TRITON_CACHE_DIR" in done.stderr
