@@ -113,7 +113,7 @@ class CudaRunner(ModelRunner):
         self.sampler = sampler
         self.device = decoder.device
         self._model = decoder
-        self._sample = decoder.one_of_each()
+        self._short = decoder.one_of_each()
         self._geometry = geometry
         self._limits = (max_num_batched_tokens, max_model_len)
         self._use_graphs = use_graphs
@@ -169,7 +169,7 @@ class CudaRunner(ModelRunner):
     def _launch_all(self) -> None:
         self._state.admit(np.zeros((1, RECORD), np.int32), np.zeros(0, np.int32))
         for shape in self._book.captured():
-            self._launch(self._state.step_tensors(shape), self._sample)
+            self._launch(self._state.step_tensors(shape), self._short)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -197,7 +197,7 @@ class CudaRunner(ModelRunner):
 
     def _capture(self, step: StepTensors) -> _Step:
         # What a capture must not do happens here: libraries load their kernels for products of this size.
-        self._run_empty(step, self._sample)
+        self._run_empty(step, self._short)
         torch.cuda.synchronize(self.device)
         captured = torch.cuda.CUDAGraph(keep_graph=True)
         # Other threads, maybe another engine's, go on using the device meanwhile.
@@ -343,6 +343,6 @@ class CudaRunner(ModelRunner):
         for event in self._events:
             event.wait()
         self._steps.clear()
-        del self._state, self._packer, self._kv, self._model, self._sample, self.decoder, self.sampler
+        del self._state, self._packer, self._kv, self._model, self._short, self.decoder, self.sampler
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

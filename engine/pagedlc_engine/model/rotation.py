@@ -70,7 +70,7 @@ class Rotation:
         return self.rows(matrix.T).T
 
 
-class RotatedWeights:
+class RotatedWeights(WeightSource):
     """The weights of the same model in a rotated hidden space, in float32.
 
     The norms' weights are moved into the matrices behind them, as a rotation passes only a norm without

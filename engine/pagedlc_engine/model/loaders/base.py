@@ -12,11 +12,24 @@ __all__ = ["WeightSource", "tensor_shapes"]
 
 
 class WeightSource(Protocol):
-    """Gives weights by their Hugging Face names, one at a time, in Hugging Face's layout."""
+    """Gives weights by their Hugging Face names, one at a time, in Hugging Face's layout.
+
+    Attributes:
+        readers: Threads that may read at once to good effect, when weights go to a GPU.
+    """
+
+    readers: int = 1
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor ``name`` on the CPU, in the type the file stores or float32."""
         ...
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Copy the tensor ``name`` into ``out``, contiguous and of the same shape, on any device and of any type.
+
+        On a GPU the copy may only be queued on the current stream.
+        """
+        out.copy_(self.get(name))
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

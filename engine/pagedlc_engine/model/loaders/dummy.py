@@ -6,7 +6,7 @@ import zlib
 
 import torch
 
-from pagedlc_engine.model.loaders.base import tensor_shapes
+from pagedlc_engine.model.loaders.base import WeightSource, tensor_shapes
 from pagedlc_engine.model.spec import ModelSpec
 
 __all__ = ["DummyWeights"]
@@ -14,7 +14,7 @@ __all__ = ["DummyWeights"]
 _STD = 0.02
 
 
-class DummyWeights:
+class DummyWeights(WeightSource):
     """Normal weights of standard deviation 0.02, biases of zero and norms of one.
 
     Args:
@@ -32,12 +32,17 @@ class DummyWeights:
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor ``name``."""
-        shape = self._shapes[name]
+        tensor = torch.empty(self._shapes[name], dtype=self._dtype, device=self._device)
+        self.read_into(name, tensor)
+        return tensor
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """See :class:`WeightSource`; ``out`` is of the type and on the device given above."""
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=self._dtype, device=self._device)
-        if name.endswith(".bias"):
-            return torch.zeros(shape, dtype=self._dtype, device=self._device)
-        # torch's CPU generator looks at 32 bits of its seed only.
-        generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-        return tensor.normal_(0.0, _STD, generator=generator)
+            out.fill_(1.0)
+        elif name.endswith(".bias"):
+            out.zero_()
+        else:
+            # torch's CPU generator looks at 32 bits of its seed only.
+            generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+            out.normal_(0.0, _STD, generator=generator)

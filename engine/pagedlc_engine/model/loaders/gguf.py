@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from pagedlc_engine.errors import ModelLoadError
-from pagedlc_engine.model.loaders.base import tensor_shapes
+from pagedlc_engine.model.loaders.base import WeightSource, tensor_shapes
 from pagedlc_engine.model.loaders.gguf_file import GGUFFile
 from pagedlc_engine.model.spec import ModelSpec
 
@@ -33,7 +33,7 @@ _LAYER = {
 }
 
 
-class GGUFWeights:
+class GGUFWeights(WeightSource):
     """Dequantizes one tensor at a time to float32.
 
     Args:
@@ -43,6 +43,9 @@ class GGUFWeights:
     Raises:
         ModelLoadError: A tensor is missing or has another shape than the spec says.
     """
+
+    #: Each holds a tensor in float32.
+    readers = 4
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self._file = GGUFFile.open(path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +13,47 @@ import torch
 from safetensors import safe_open
 
 from pagedlc_engine.errors import ModelLoadError, UnsupportedModelError
-from pagedlc_engine.model.loaders.base import tensor_shapes
+from pagedlc_engine.model.loaders.base import WeightSource, tensor_shapes
+from pagedlc_engine.model.loaders.staging import Staging
 from pagedlc_engine.model.spec import ModelSpec
 
 __all__ = ["SafetensorsWeights", "check_safetensors"]
 
 _INDEX = "model.safetensors.index.json"
-_TYPES = ("F32", "F16", "BF16")
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 #: Tensors some checkpoints carry although nobody needs them: old rotary tables, and the output matrix where it
 #: is the embedding.
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
 
-def check_safetensors(folder: Path, spec: ModelSpec) -> dict[str, Path]:
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies: from byte ``offset`` of ``file`` on, as numbers of type ``dtype``."""
+
+    file: Path
+    offset: int
+    dtype: torch.dtype
+
+
+def check_safetensors(folder: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
     """Check all files' headers against the spec, without reading weights.
 
     Returns:
-        Tensor name to file.
+        Tensor name to place.
 
     Raises:
         ModelLoadError: A file is truncated or damaged, or a tensor is missing, unexpected or misshapen.
         UnsupportedModelError: A tensor has a type the engine does not read.
     """
-    places: dict[str, Path] = {}
+    places: dict[str, StoredTensor] = {}
     expected = tensor_shapes(spec)
     for file in _files(folder):
-        for name, entry in _read_header(file).items():
+        start, entries = _read_header(file)
+        for name, entry in entries.items():
             if name.endswith(_IGNORED_SUFFIX) or (name == "lm_head.weight" and spec.tie_word_embeddings):
                 continue
             _check_tensor(file, name, entry, expected)
-            places[name] = file
+            places[name] = StoredTensor(file, start + entry["data_offsets"][0], _TYPES[entry["dtype"]])
     missing = [name for name in expected if name not in places]
     if missing:
         raise ModelLoadError(f"{folder}: the tensor {missing[0]} is missing ({len(missing)} missing in all).")
@@ -57,6 +70,11 @@ def _check_tensor(file: Path, name: str, entry: dict[str, Any], expected: dict[s
     if entry["dtype"] not in _TYPES:
         raise UnsupportedModelError(
             f"{file}: the tensor {name} is of type {entry['dtype']}; supported are {', '.join(_TYPES)}."
+        )
+    begin, end = entry["data_offsets"]
+    if end - begin != math.prod(entry["shape"]) * _TYPES[entry["dtype"]].itemsize:
+        raise ModelLoadError(
+            f"{file} is damaged: the tensor {name} has {end - begin:,} bytes, which is not its shape's."
         )
 
 
@@ -75,8 +93,8 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_header(file: Path) -> dict[str, Any]:
-    """The tensor entries of a safetensors file, its size checked against them."""
+def _read_header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where the data of a safetensors file begin, and its tensors' entries, the file's size checked against them."""
     size = file.stat().st_size
     with file.open("rb") as data:
         prefix = data.read(8)
@@ -94,29 +112,41 @@ def _read_header(file: Path) -> dict[str, Any]:
             f"{file} is truncated or damaged: its tensors end at byte {end:,}, but the file has {size:,}. "
             "Fetch it again."
         )
-    entries: dict[str, Any] = header
-    return entries
+    return 8 + length, header
 
 
-class SafetensorsWeights:
-    """Reads one tensor at a time.
+class SafetensorsWeights(WeightSource):
+    """Reads one tensor at a time, or several at once straight to a GPU.
 
     Args:
         folder: Folder with ``model.safetensors``, or shards and their index.
         spec: The model.
+        device: Where :meth:`read_into` brings tensors.
 
     Raises:
         ModelLoadError: See :func:`check_safetensors`.
     """
 
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+    readers = 8
+
+    def __init__(self, folder: Path, spec: ModelSpec, device: torch.device) -> None:
         self._places = check_safetensors(folder, spec)
+        self._staging = Staging(device)
         self._open: dict[Path, Any] = {}
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor ``name``."""
-        file = self._places[name]
+        file = self._places[name].file
         if file not in self._open:
             self._open[file] = safe_open(file, framework="pt", device="cpu")
         tensor: torch.Tensor = self._open[file].get_tensor(name)
         return tensor
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """See :class:`WeightSource`.
+
+        Raises:
+            ModelLoadError: The file became shorter since it was checked.
+        """
+        place = self._places[name]
+        self._staging.copy(place.file, place.offset, place.dtype, out)
