@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,29 @@ def test_two_engines_share_a_card_and_give_everything_back(folder: Path) -> None
     second.close()
     gc.collect()
     assert before - torch.cuda.mem_get_info()[0] < 64 << 20
+
+
+def test_an_engine_starts_while_another_one_generates(folder: Path) -> None:
+    options = {"gpu_memory_utilization": 0.3, "num_blocks": 400}
+    with make(folder, **options) as first:
+        expected = tokens(first)
+        stop = threading.Event()
+        answers: list[list[list[int]]] = []
+
+        def generate() -> None:
+            while not stop.is_set():
+                answers.append(tokens(first))
+
+        busy = threading.Thread(target=generate)
+        busy.start()
+        try:
+            with make(folder, **options) as second:
+                assert tokens(second) == expected
+        finally:
+            stop.set()
+            busy.join()
+        assert answers
+        assert all(found == expected for found in answers)
 
 
 def test_a_cache_that_does_not_fit_names_the_settings(folder: Path) -> None:

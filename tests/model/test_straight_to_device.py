@@ -60,10 +60,10 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, shards=1)
     source = SafetensorsWeights(path, read_spec(path), CPU)
     (file,) = path.glob("*.safetensors")
+    target = torch.empty(tensor_shapes(read_spec(path))["model.embed_tokens.weight"])
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(ModelLoadError, match=r"ended .* bytes early while it was read"):
-        for name, shape in tensor_shapes(read_spec(path, "dummy")).items():
-            source.read_into(name, torch.empty(shape))
+        source.read_into("model.embed_tokens.weight", target)
 
 
 def test_a_header_whose_bytes_are_not_its_shapes(tmp_path: Path) -> None:
