@@ -77,7 +77,7 @@ def main() -> None:
     config = EngineConfig.create(model=folder, load_format="dummy", **options)
     spec = read_spec(folder, "dummy")
     words = tuple(f"t{number}".encode() for number in range(spec.vocab_size))
-    vocabulary = TokenVocabulary(words, frozenset(), (), lambda text: [])
+    vocabulary = TokenVocabulary(words, frozenset(), (0,), lambda text: [])
     engine = build_engine(config, spec, vocabulary=lambda: vocabulary)
     rows: dict[str, dict[str, float]] = {}
     for batch in arguments.batches.split(","):

@@ -15,6 +15,7 @@ from pagedlc.gguf_tokenizer import build_gguf_tokenizer, gguf_bos_token_id
 from pagedlc.hub import download_snapshot
 from pagedlc.models import ModelFiles
 from pagedlc.token_bytes import token_bytes
+from pagedlc.tokenizer_folder import read_plain_folder
 from pagedlc_engine.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError, UnsupportedModelError
 from pagedlc_engine.grammar.vocabulary import TokenVocabulary
 
@@ -199,6 +200,10 @@ def _read_folder(path: Path, trust_remote_code: bool) -> dict[str, Any]:
         raise ModelNotFoundError(
             f"{path} has no tokenizer files (such as tokenizer.json); give tokenizer= a folder or Hugging Face id."
         )
+    plain = read_plain_folder(path)
+    if plain is not None:
+        ends = [*plain["eos_token_ids"], *_configured_eos(path)]
+        return {**plain, "backend": _unbounded(plain["backend"]), "eos_token_ids": ends}
     loaded = _load_with_transformers(path, trust_remote_code)
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):

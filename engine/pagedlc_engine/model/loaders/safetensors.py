@@ -127,7 +127,7 @@ class SafetensorsWeights(WeightSource):
         ModelLoadError: See :func:`check_safetensors`.
     """
 
-    readers = 8
+    readers = 4
 
     def __init__(self, folder: Path, spec: ModelSpec, device: torch.device) -> None:
         self._places = check_safetensors(folder, spec)
