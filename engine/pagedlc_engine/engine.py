@@ -273,8 +273,8 @@ def _load_error(error: RuntimeError) -> PagedLCError:
     if "allocate" not in str(error) and "out of memory" not in str(error).lower():
         return PagedLCError(f"The model could not be loaded: {error}")
     return OutOfMemoryError(
-        f"The model's weights do not fit into memory: {str(error).splitlines()[0]} Use a smaller model or dtype, or free "
-        "what other programs hold."
+        f"The model's weights do not fit into memory: {str(error).splitlines()[0]} Use a smaller model or dtype, or "
+        "free what other programs hold."
     )
 
 

@@ -15,6 +15,7 @@ from pagedlc_engine.grammar.base import mask_words
 from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import TokenLogprobs
 from pagedlc_engine.sampling import Allowed, SampledTokens, Sampler, prompt_logprobs
+from pagedlc_engine.sampling.rows import send_ints
 from pagedlc_engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -156,14 +157,15 @@ class ModelRunner:
         matchers = [(row, item.matcher) for row, item in enumerate(samplers) if item.matcher is not None]
         if not matchers:
             return None
-        bits = np.empty((len(matchers), mask_words(self.decoder.spec.vocab_size)), dtype=np.int32)
-        for (row, matcher), mask in zip(matchers, bits, strict=True):
+        shape = len(matchers), mask_words(self.decoder.spec.vocab_size)
+        bits = torch.empty(shape, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        for (row, matcher), mask in zip(matchers, bits.numpy(), strict=True):
             problem = matcher.fill(mask)
             if problem is not None:
                 mask[:] = -1
                 failures[row] = problem
-        rows = torch.tensor([row for row, _ in matchers], device=self.device)
-        return Allowed(rows, torch.from_numpy(bits).to(self.device))
+        rows = send_ints([row for row, _ in matchers], self.device)
+        return Allowed(rows, bits.to(self.device, non_blocking=True))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
         found = {}

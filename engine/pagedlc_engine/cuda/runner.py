@@ -25,6 +25,7 @@ from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import TokenLogprobs
 from pagedlc_engine.runner import ModelRunner
 from pagedlc_engine.sampling import SampledTokens, Sampler
+from pagedlc_engine.sampling.rows import send_ints
 from pagedlc_engine.sampling.sampler import BAD_LOGITS
 from pagedlc_engine.sequence import Sequence
 
@@ -50,7 +51,7 @@ class PendingStep:
         event: Reached when the step is done.
         results: Sampled tokens in pinned memory; -1 where the model gave no finite numbers.
         samples: How many.
-        general: Rows that the general sampler chose for, its answer, and failures known before.
+        general: Rows that the general sampler chose for, its answer in the host's memory, and failures known before.
         prompt_logprobs: As in :class:`StepResult`.
     """
 
@@ -129,6 +130,8 @@ class CudaRunner(ModelRunner):
         self._number = 0
         self._slot_table = SlotTable()
         self._in_sampler: set[int] = set()
+        #: The last step's rows and slots of the general sampler, and the same on the device.
+        self._general: tuple[list[int], list[int], Tensor, Tensor] | None = None
         self._steps: dict[StepShape, _Step] = {}
         self._max_num_seqs = max_num_seqs
 
@@ -309,9 +312,14 @@ class CudaRunner(ModelRunner):
         slots = [self._sampler_slot(sequence) for sequence in sequences]
         failures: dict[int, str] = {}
         alone = StepPlan([ScheduledSequence(sequence, 0, 1, [sequence]) for sequence in sequences])
-        sampled = self.sampler.sample(logits[rows].float(), slots, self._allowed(alone, failures))
-        self._state.newest[slots] = sampled.token_ids.to(torch.int32)
-        return rows, sampled, failures
+        if self._general is None or self._general[:2] != (rows, slots):
+            self._general = rows, slots, send_ints(rows, self.device), send_ints(slots, self.device)
+        row_index, slot_index = self._general[2:]
+        own = logits[: packed.samples] if len(rows) == packed.samples else logits.index_select(0, row_index)
+        sampled = self.sampler.sample(own.float(), slots, self._allowed(alone, failures))
+        self._state.newest.index_copy_(0, slot_index, sampled.token_ids.to(torch.int32))
+        # Queued before the step's event: reading it later waits for this step only.
+        return rows, sampled.on_host(), failures
 
     def _sampler_slot(self, sequence: Sequence) -> int:
         slot = self._slot_table.get(sequence.key)

@@ -105,6 +105,7 @@ class BatchPlan:
         random: Rows to draw, in blocks.
         tracked: Rows whose tokens are kept.
         logprobs: Row in the batch to the number of likeliest tokens it lists.
+        logprob_rows: These rows, int64 [R]; ``None`` means all.
     """
 
     slots: Tensor
@@ -115,6 +116,7 @@ class BatchPlan:
     random: Sequence[RandomRows]
     tracked: TrackedRows | None
     logprobs: dict[int, int]
+    logprob_rows: Tensor | None
 
     @property
     def edits_logits(self) -> bool:
@@ -146,6 +148,11 @@ class _Planner:
         self._device = device
 
     def plan(self) -> BatchPlan:
+        logprobs = {
+            row: request.params.logprobs
+            for row, request in enumerate(self._requests)
+            if request.params.logprobs is not None
+        }
         return BatchPlan(
             slots=self._ints(self._slots),
             bias=self._bias(),
@@ -154,11 +161,8 @@ class _Planner:
             penalties=self._penalties(),
             random=self._random(),
             tracked=self._tracked(),
-            logprobs={
-                row: request.params.logprobs
-                for row, request in enumerate(self._requests)
-                if request.params.logprobs is not None
-            },
+            logprobs=logprobs,
+            logprob_rows=self._subset(list(logprobs), len(self._slots)),
         )
 
     def _ints(self, values: Sequence[int]) -> Tensor:

@@ -7,13 +7,20 @@ chunks that matter, and look inside those only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["CHUNK", "chunked", "largest", "row_argmax", "select", "take_chunks"]
+__all__ = ["CHUNK", "chunked", "largest", "row_argmax", "select", "send_ints", "take_chunks"]
 
 CHUNK = 128
+
+
+def send_ints(values: Sequence[int], device: torch.device) -> Tensor:
+    """``values`` as int64 [N] on ``device``, without waiting for what the device has to do before."""
+    return torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def select(values: Tensor, rows: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from pagedlc_engine.request import SamplingParams, TokenLogprobs
 from pagedlc_engine.sampling.draw import draw
 from pagedlc_engine.sampling.filters import TopK, TopP, drop_below, top_k_cut, top_p_cut
 from pagedlc_engine.sampling.history import TokenHistory
-from pagedlc_engine.sampling.logprobs import token_logprobs
+from pagedlc_engine.sampling.logprobs import listings, measure
 from pagedlc_engine.sampling.masks import Allowed, add_bias, allow_only, ban_bad_words, ban_early_stop
 from pagedlc_engine.sampling.penalties import apply_penalties
 from pagedlc_engine.sampling.plan import BatchPlan, RandomRows, SlotParams, make_plan
@@ -37,15 +37,37 @@ class SampledTokens:
 
     Args:
         token_ids: int64 [S]; an arbitrary valid id where the row failed.
-        logprobs: Per row what was asked for; ``None`` where nothing was, or the row failed.
         bad_logits: Rows whose raw logits hold NaN or +inf, or are all -inf; bool [S].
         nothing_allowed: Rows whose every token is forbidden; bool [S].
+        wanted: Rows with log-probabilities, and how many of the likeliest tokens each lists.
+        measured: Of these rows, in this order, what :func:`pagedlc_engine.sampling.logprobs.measure` returned.
     """
 
     token_ids: Tensor
-    logprobs: list[TokenLogprobs | None]
     bad_logits: Tensor
     nothing_allowed: Tensor
+    wanted: dict[int, int]
+    measured: Tensor | None
+
+    def on_host(self) -> SampledTokens:
+        """The same in the host's memory; on a GPU only queued, after all that is queued on the current stream."""
+        return SampledTokens(
+            _fetched(self.token_ids),
+            _fetched(self.bad_logits),
+            _fetched(self.nothing_allowed),
+            self.wanted,
+            None if self.measured is None else _fetched(self.measured),
+        )
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        """Per row what was asked for; ``None`` where nothing was, or the row failed. Waits for the device."""
+        result: list[TokenLogprobs | None] = [None] * len(self.token_ids)
+        if self.measured is not None:
+            bad = self.bad_logits.tolist()
+            for row, listing in zip(self.wanted, listings(self.measured, list(self.wanted.values())), strict=True):
+                result[row] = None if bad[row] else listing
+        return result
 
     def failures(self) -> dict[int, str]:
         """Rows without a usable token, and why. Waits for the device."""
@@ -153,9 +175,10 @@ class Sampler:
         bad_logits = ~raw_maxima.isfinite()
         return SampledTokens(
             token_ids=token_ids,
-            logprobs=_logprobs(logits, token_ids, bad_logits, plan.logprobs),
             bad_logits=bad_logits,
             nothing_allowed=~bad_logits & ~maxima.isfinite(),
+            wanted=plan.logprobs,
+            measured=_measured(logits, token_ids, plan),
         )
 
     def _edit(self, logits: Tensor, plan: BatchPlan, allowed: Allowed | None) -> Tensor:
@@ -242,16 +265,14 @@ def _truncate(weights: Tensor, groups: Sequence[TopK | TopP]) -> None:
     drop_below(weights, cut)
 
 
-def _logprobs(
-    logits: Tensor, token_ids: Tensor, bad_logits: Tensor, wanted: dict[int, int]
-) -> list[TokenLogprobs | None]:
-    """Log-probabilities for the rows in ``wanted`` (row to number of likeliest tokens), ``None`` elsewhere."""
-    result: list[TokenLogprobs | None] = [None] * len(token_ids)
-    if wanted:
-        bad = bad_logits.tolist()
-        rows = [row for row in wanted if not bad[row]]
-        index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
-        listings = token_logprobs(logits[index], token_ids[index], [wanted[row] for row in rows])
-        for row, listing in zip(rows, listings, strict=True):
-            result[row] = listing
-    return result
+def _measured(logits: Tensor, token_ids: Tensor, plan: BatchPlan) -> Tensor | None:
+    if not plan.logprobs:
+        return None
+    rows = plan.logprob_rows
+    return measure(select(logits, rows), select(token_ids, rows), max(plan.logprobs.values()))
+
+
+def _fetched(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
