@@ -85,8 +85,10 @@ def test_a_step_of_a_size_that_is_captured_only_when_it_comes(
     tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def captured(runner: CudaRunner, step: StepTensors) -> Any:
-        runner._run_empty(step)
-        return SimpleNamespace(tensors=step, graph=SimpleNamespace(launch=lambda _: runner._launch(step)))
+        runner._run_empty(step, runner._model)
+        return SimpleNamespace(
+            tensors=step, graph=SimpleNamespace(launch=lambda _: runner._launch(step, runner._model))
+        )
 
     prompts = [prompt(n) for n in (3, 9)]
     expected = answers(make_engine(tmp_path, device, plain=True), prompts, [greedy(3)] * 2)
