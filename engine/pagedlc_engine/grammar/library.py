@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from pagedlc_engine.errors import InvalidRequestError
-from pagedlc_engine.grammar.base import MaskRow
+from pagedlc_engine.grammar.base import MaskRow, mask_words
 from pagedlc_engine.grammar.lark import LarkWriter
 from pagedlc_engine.grammar.structural_tag import tag_grammar
 from pagedlc_engine.grammar.vocabulary import TokenVocabulary
@@ -27,12 +28,18 @@ _LIMITS = LLParserLimits(verbose_errors=False)
 
 
 class LibraryMatcher:
-    """Implements :class:`pagedlc_engine.grammar.base.TokenMatcher`."""
+    """Implements :class:`pagedlc_engine.grammar.base.TokenMatcher`.
 
-    __slots__ = ("_matcher",)
+    Args:
+        matcher: The library's.
+        words: Words of a mask as the library writes it: one more than a row where the token it adds begins a word.
+    """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    __slots__ = ("_matcher", "_words")
+
+    def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher = matcher
+        self._words = words
 
     @property
     def complete(self) -> bool:
@@ -45,12 +52,15 @@ class LibraryMatcher:
 
     def fill(self, row: MaskRow) -> str | None:
         """See :class:`TokenMatcher`."""
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        mask = row if len(row) == self._words else np.empty(self._words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if mask is not row:
+            row[:] = mask[: len(row)]
         return self._problem() if self._matcher.is_error() else None
 
     def copy(self) -> LibraryMatcher:
         """See :class:`TokenMatcher`."""
-        return LibraryMatcher(self._matcher.deep_copy())
+        return LibraryMatcher(self._matcher.deep_copy(), self._words)
 
     def _problem(self) -> str:
         return f"The answer cannot be kept to structured_outputs: {_message(self._matcher)}"
@@ -79,7 +89,7 @@ class GrammarLibrary:
             matcher.compute_bitmask()
         if matcher.is_error():
             raise InvalidRequestError(f"structured_outputs: the {spec.kind} cannot be used: {_message(matcher)}")
-        return LibraryMatcher(matcher)
+        return LibraryMatcher(matcher, mask_words(_width(self._vocabulary)))
 
     def _grammar(self, spec: StructuredOutputsParams) -> str:
         writer = LarkWriter(self._vocabulary, spec)
