@@ -71,7 +71,7 @@ def _simulate(engine: ModuleType) -> None:
     from pagedlc_engine.kv.manager import KVCacheManager
 
     def make(config: Any, placement: Any, spec: Any, max_model_len: int, progress: Any) -> tuple[Any, Any]:
-        return SimulatedRunner(spec), KVCacheManager(BlockPool(config.num_blocks), config.block_size, True)
+        return SimulatedRunner(spec), KVCacheManager(BlockPool(config.num_blocks), config.block_size or 64, True)
 
     engine._plain_runner = make  # type: ignore[attr-defined]
     most = int(os.environ.get("SIMULATED_MOST_AHEAD", "15"))
