@@ -3,10 +3,10 @@
 python -m benchmarks.h200_smollm2 reference REFERENCE.npz          (needs transformers, runs on the CPU)
 python -m benchmarks.h200_smollm2 check REFERENCE.npz OUT.json [--model FILE.gguf] [--options '{}']
 
-``reference`` lets transformers read 50 conversations, prompt and greedy answer. ``check`` computes the same tokens in one
-go (is the likeliest token the same, how far apart are the log-probabilities) and then answers the prompts in every way
-the engine has: cached or not, in chunks, preempted, with graphs and without, in blocks of 16 and of 64 tokens. Answers
-may part only where the two likeliest tokens are nearly as likely; the margins are reported.
+``reference`` lets transformers read 50 conversations, prompt and greedy answer. ``check`` computes the same tokens in
+one go (is the likeliest token the same, how far apart are the log-probabilities) and then answers the prompts in every
+way the engine has: cached or not, in chunks, preempted, with graphs and without, in blocks of 16 and of 64 tokens.
+Answers may part only where the two likeliest tokens are nearly as likely; the margins are reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ SYSTEM = (
     "You are a patient teacher. You explain things in plain words, with one example, and you never write more than "
     "a few sentences. If you do not know something, you say so."
 )
-TOPICS = ["comets", "bread", "tides", "bees", "glass", "maps", "sleep", "rust", "volcanoes", "chess", "rivers", "magnets", "clouds", "paper", "bridges", "salt", "owls", "clocks", "rice", "mirrors", "ants", "thunder", "wool", "islands", "coins"]
+TOPICS = (
+    *("comets", "bread", "tides", "bees", "glass", "maps", "sleep", "rust", "volcanoes", "chess", "rivers", "magnets"),
+    *("clouds", "paper", "bridges", "salt", "owls", "clocks", "rice", "mirrors", "ants", "thunder", "wool", "islands"),
+    "coins",
+)
 FORMS = ("What should a child know about {}?", "Write three sentences about the history of {}.")
 ANSWER = 96
 #: Where the two likeliest tokens are closer than this, in log-probability, bf16 may choose either.
@@ -188,10 +192,12 @@ def problems(report: dict[str, Any]) -> list[str]:
     """What is not as it must be."""
     forced = report["teacher_forcing"]
     found = [] if forced["same_likeliest"] >= 0.99 else [f"the likeliest token differs too often: {forced}"]
-    for name, figures in report["variants"].items():
-        for other in ("transformers", "first_variant", "second_time"):
-            if figures[other]["margin_max"] > NEAR:
-                found.append(f"{name} parts from {other} by a margin of {figures[other]['margin_max']}")
+    found += [
+        f"{name} parts from {other} by a margin of {figures[other]['margin_max']}"
+        for name, figures in report["variants"].items()
+        for other in ("transformers", "first_variant", "second_time")
+        if figures[other]["margin_max"] > NEAR
+    ]
     if not report["variants"]["preempted"]["preemptions"]:
         found.append("nothing was preempted")
     return found

@@ -1,6 +1,6 @@
 """What 64 people who chat through LangChain see.
 
-python -m benchmarks.h200_users MODEL_FOLDER OUT.json [--users 64] [--variants caching,no-caching] [--options '{}']
+python -m benchmarks.h200_users MODEL_FOLDER OUT.json [--users 64] [--runs 'caching:astream,threads'] [--options '{}']
 
 Everybody has the same system prompt and a conversation of their own: a question, the streamed answer, the next
 question at once. All begin together, with an empty cache. ``VLLMChat`` is used as anybody would use it: by tasks of one
@@ -35,7 +35,18 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 from benchmarks.workload_adapter import with_tokenizer
 from langchain_pagedlc import VLLMChat
 
-VARIANTS: dict[str, dict[str, Any]] = {"caching": {}, "no-caching": {"enable_prefix_caching": False}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "caching": {},
+    "no-caching": {"enable_prefix_caching": False},
+    "process": {"engine_host": "process"},
+}
+
+#: End of the name of a run before which everything in the process is taken out of the garbage collector's sight.
+FROZEN = "+frozen"
+RUNS = (
+    "caching:astream,astream,threads,threads,astream+frozen,astream+frozen,threads+frozen,threads+frozen "
+    "no-caching:astream+frozen process:astream,threads,astream+frozen,threads+frozen"
+)
 
 
 @dataclass
@@ -204,9 +215,23 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"p50": round(statistics.median(ordered), 2), "p99": round(ordered[at], 2), "max": round(ordered[-1], 2)}
 
 
-def run_variant(arguments: argparse.Namespace, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """One engine, all ways."""
-    settings = {"load_format": "dummy", "max_num_seqs": 256, **json.loads(arguments.options), **options}
+@contextmanager
+def frozen_heap(wanted: bool) -> Iterator[None]:
+    """Let the garbage collector pass over what is there already."""
+    if wanted:
+        gc.collect()
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def run_variant(
+    arguments: argparse.Namespace, folder: Path, options: dict[str, Any], ways: list[str]
+) -> dict[str, Any]:
+    """One engine, run after run."""
+    settings = {"load_format": "dummy", "max_num_seqs": arguments.users, **json.loads(arguments.options), **options}
     work = Workload(
         arguments.users,
         arguments.turns,
@@ -219,17 +244,13 @@ def run_variant(arguments: argparse.Namespace, folder: Path, options: dict[str, 
     chat = VLLMChat(model=str(folder), temperature=0, ignore_eos=True, engine_options={**settings, "seed": 0})
     chat.load()
     start = time.perf_counter() - begin
-    if arguments.freeze:
-        gc.collect()
-        gc.freeze()
     with_tasks(chat, Workload(arguments.users, 1, 64, 16, 16, work.vocab_size))
     runs: dict[str, list[dict[str, Any]]] = {}
-    for way in arguments.ways.split(","):
-        for _ in range(arguments.repeats):
-            runs.setdefault(way, []).append(measure(chat, work, way))
-            print(way, runs[way][-1], flush=True)
+    for way in ways:
+        with frozen_heap(way.endswith(FROZEN)):
+            runs.setdefault(way, []).append(measure(chat, work, way.removesuffix(FROZEN)))
+        print(way, runs[way][-1], flush=True)
     chat.close()
-    gc.unfreeze()
     return {"engine_options": settings, "engine_start_s": round(start, 1), "runs": runs}
 
 
@@ -243,11 +264,8 @@ def main() -> None:
     parser.add_argument("--system", type=int, default=2048, help="tokens of the system prompt")
     parser.add_argument("--question", type=int, default=32)
     parser.add_argument("--answer", type=int, default=128, help="mean tokens of an answer")
-    parser.add_argument("--ways", default="astream,threads")
-    parser.add_argument("--variants", default="caching,no-caching")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--runs", default=RUNS, help="engines and what to do with each, in order")
     parser.add_argument("--options", default="{}", help="JSON of further engine options")
-    parser.add_argument("--freeze", action="store_true", help="gc.freeze() once the engine is there")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
     folder = with_tokenizer(arguments.model)
@@ -259,8 +277,8 @@ def main() -> None:
         "cpus": os.cpu_count(),
         "variants": {},
     }
-    for name in arguments.variants.split(","):
-        report["variants"][name] = run_variant(arguments, folder, VARIANTS[name])
+    for name, _, ways in (part.partition(":") for part in arguments.runs.split()):
+        report["variants"][name] = run_variant(arguments, folder, VARIANTS[name], ways.split(","))
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
