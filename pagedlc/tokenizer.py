@@ -98,9 +98,11 @@ class Tokenizer:
         if not isinstance(text, str):
             raise InvalidRequestError(f"A prompt's text must be a string, not {type(text).__name__}.")
         try:
-            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # As a batch of one: this lets go of the interpreter, and a long prompt does not hold up other threads.
+            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
             raise InvalidRequestError("The text is not valid Unicode: it holds half of a surrogate pair.") from error
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, ids without a token become nothing."""
