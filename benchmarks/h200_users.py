@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "process": {"engine_host": "process"},
 }
 
-#: End of the name of a run before which everything in the process is taken out of the garbage collector's sight.
-FROZEN = "+frozen"
-RUNS = (
-    "caching:astream,astream,threads,threads,astream+frozen,astream+frozen,threads+frozen,threads+frozen "
-    "no-caching:astream+frozen process:astream,threads,astream+frozen,threads+frozen"
-)
+RUNS = "caching:astream,astream,threads,threads no-caching:astream,threads process:astream,astream,threads,threads"
 
 
 @dataclass
@@ -95,9 +91,10 @@ class Workload:
         rng = random.Random(f"{seed}")
         return " ".join(f"t{rng.randrange(10, self.vocab_size)}" for _ in range(count))
 
-    def beginning(self) -> list[BaseMessage]:
+    @cached_property
+    def system(self) -> SystemMessage:
         """What every conversation starts with; the template adds one token."""
-        return [SystemMessage(self.words(self.system_tokens - 1, "system"))]
+        return SystemMessage(self.words(self.system_tokens - 1, "system"))
 
     def question(self, user: int, turn: int) -> HumanMessage:
         """What somebody asks."""
@@ -110,7 +107,8 @@ class Workload:
 
 def converse(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
     """One conversation in a thread."""
-    messages, turns = work.beginning(), []
+    messages: list[BaseMessage] = [work.system]
+    turns = []
     for number in range(work.turns):
         messages.append(work.question(user, number))
         turn = Turn(number, time.perf_counter())
@@ -122,7 +120,8 @@ def converse(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
 
 async def converse_async(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
     """One conversation as a task."""
-    messages, turns = work.beginning(), []
+    messages: list[BaseMessage] = [work.system]
+    turns = []
     for number in range(work.turns):
         messages.append(work.question(user, number))
         turn = Turn(number, time.perf_counter())
@@ -173,6 +172,7 @@ def collections_timed() -> Iterator[list[float]]:
 def measure(chat: VLLMChat, work: Workload, way: str) -> dict[str, Any]:
     """One run from an empty cache."""
     chat.llm.reset_prefix_cache()
+    assert work.system.text  # made before the clock starts
     begin, busy = time.perf_counter(), time.process_time()
     with collections_timed() as passes:
         turns = WAYS[way](chat, work)
@@ -215,18 +215,6 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"p50": round(statistics.median(ordered), 2), "p99": round(ordered[at], 2), "max": round(ordered[-1], 2)}
 
 
-@contextmanager
-def frozen_heap(wanted: bool) -> Iterator[None]:
-    """Let the garbage collector pass over what is there already."""
-    if wanted:
-        gc.collect()
-        gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def run_variant(
     arguments: argparse.Namespace, folder: Path, options: dict[str, Any], ways: list[str]
 ) -> dict[str, Any]:
@@ -247,8 +235,7 @@ def run_variant(
     with_tasks(chat, Workload(arguments.users, 1, 64, 16, 16, work.vocab_size))
     runs: dict[str, list[dict[str, Any]]] = {}
     for way in ways:
-        with frozen_heap(way.endswith(FROZEN)):
-            runs.setdefault(way, []).append(measure(chat, work, way.removesuffix(FROZEN)))
+        runs.setdefault(way, []).append(measure(chat, work, way))
         print(way, runs[way][-1], flush=True)
     chat.close()
     return {"engine_options": settings, "engine_start_s": round(start, 1), "runs": runs}

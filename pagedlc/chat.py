@@ -10,7 +10,12 @@ from pagedlc.messages import normalize_messages
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "import_renderer"]
+
+
+def import_renderer() -> None:
+    """Import what writes conversations: with the first one, it would take most of a second."""
+    import transformers.utils.chat_template_utils  # noqa: F401
 
 
 class ChatTemplate:

@@ -12,11 +12,12 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from pagedlc.chat import ChatTemplate
+from pagedlc.chat import ChatTemplate, import_renderer
 from pagedlc.interruption import RunningAnswers
 from pagedlc.models import DEFAULT_MODEL, ModelFiles, is_local, resolve_model
 from pagedlc.prefix import PrefixHistory
 from pagedlc.tokenizer import Tokenizer
+from pagedlc_engine import heap
 from pagedlc_engine.client import EngineClient
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.engine import check_max_model_len
@@ -135,6 +136,8 @@ class ServedModel:
                 raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
             if self._client is None:
                 self._client = EngineClient(self._start_host())
+                if self._client.device == "cuda":
+                    self._prepare_for_many_streams()
             return self._client
 
     def _start_host(self) -> EngineHost:
@@ -150,6 +153,11 @@ class ServedModel:
         await asyncio.to_thread(self._text_parts)
         return await asyncio.to_thread(self._ready)
 
+    def _prepare_for_many_streams(self) -> None:
+        if self.chat_template.available:
+            import_renderer()
+        heap.set_aside()
+
     def close(self) -> None:
         """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""
         with self._lock:
@@ -157,6 +165,8 @@ class ServedModel:
             client, self._client = self._client, None
         if client is not None:
             client.close()
+            if client.device == "cuda":
+                heap.take_back()
 
     def __enter__(self) -> Self:
         return self

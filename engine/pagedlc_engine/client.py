@@ -186,6 +186,8 @@ class EngineClient:
     def __init__(self, host: EngineHost) -> None:
         info = host.info
         self.max_model_len = info.max_model_len
+        #: ``"cpu"`` or ``"cuda"``.
+        self.device = info.device
         self._vocab_size = info.vocab_size
         self.block_size = info.block_size
         self._hash_prompts = info.enable_prefix_caching

@@ -68,6 +68,7 @@ def describe(engine: Engine) -> EngineInfo:
         vocab_size=engine.runner.decoder.spec.vocab_size,
         block_size=cache.block_size,
         enable_prefix_caching=cache.enable_prefix_caching,
+        device=engine.runner.device.type,
         stats=engine.stats(),
     )
 

@@ -76,6 +76,7 @@ class EngineInfo:
         vocab_size: Token ids are below this.
         block_size: Tokens per KV block.
         enable_prefix_caching: Whether prompts' blocks are looked up by their hashes.
+        device: Where it computes: ``"cpu"`` or ``"cuda"``.
         stats: Before the first step.
     """
 
@@ -83,6 +84,7 @@ class EngineInfo:
     vocab_size: int
     block_size: int
     enable_prefix_caching: bool
+    device: str
     stats: EngineStats
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pagedlc_engine import heap
 from pagedlc_engine.engine import Engine, build_engine
 from pagedlc_engine.errors import PagedLCError, portable
 from pagedlc_engine.grammar import TokenVocabulary
@@ -53,6 +54,7 @@ def _serve(setup: Setup, channel: Channel, messages: Iterator[Any]) -> None:
     except Exception as error:
         channel.send(LoadFailed(_load_error(error)))
         return
+    heap.set_aside()
     channel.send(Ready(describe(owned[0])))
     run_loop(owned, inbox, _Outlet(channel))
 
