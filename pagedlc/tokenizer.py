@@ -102,7 +102,8 @@ class Tokenizer:
             (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
             raise InvalidRequestError("The text is not valid Unicode: it holds half of a surrogate pair.") from error
-        return list(encoding.ids)
+        ids: list[int] = encoding.ids
+        return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, ids without a token become nothing."""
