@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pagedlc.messages import normalize_messages
 from pagedlc.tokenizer import Tokenizer
+from pagedlc_engine import heap
 from pagedlc_engine.errors import InvalidRequestError
 
 __all__ = ["ChatTemplate", "import_renderer"]
 
 
 def import_renderer() -> None:
-    """Import what writes conversations: with the first one, it would take most of a second."""
-    import transformers.utils.chat_template_utils  # noqa: F401
+    """Import what writes conversations, if that has not happened: it takes a second, or several on a slow machine."""
+    if "transformers.utils.chat_template_utils" not in sys.modules:
+        import transformers.utils.chat_template_utils  # noqa: F401
+
+        heap.set_aside_too()
 
 
 class ChatTemplate:
@@ -116,6 +121,7 @@ class ChatTemplate:
 
 
 def _render(template: str, conversation: list[dict[str, Any]], **options: Any) -> str:
+    import_renderer()
     import jinja2
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from pagedlc.chat import ChatTemplate, import_renderer
+from pagedlc.chat import ChatTemplate
 from pagedlc.interruption import RunningAnswers
 from pagedlc.models import DEFAULT_MODEL, ModelFiles, is_local, resolve_model
 from pagedlc.prefix import PrefixHistory
@@ -137,7 +137,7 @@ class ServedModel:
             if self._client is None:
                 self._client = EngineClient(self._start_host())
                 if self._client.device == "cuda":
-                    self._prepare_for_many_streams()
+                    heap.set_aside()
             return self._client
 
     def _start_host(self) -> EngineHost:
@@ -152,11 +152,6 @@ class ServedModel:
             return self._ready()
         await asyncio.to_thread(self._text_parts)
         return await asyncio.to_thread(self._ready)
-
-    def _prepare_for_many_streams(self) -> None:
-        if self.chat_template.available:
-            import_renderer()
-        heap.set_aside()
 
     def close(self) -> None:
         """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
@@ -25,6 +25,7 @@ from langchain_pagedlc._structured import Method, Schema, structured_output
 from langchain_pagedlc._tools import ToolLike, bound_tools, openai_tools
 from langchain_pagedlc._turn import ChatCall, structured_outputs_of
 from pagedlc import InvalidRequestError, SamplingParams
+from pagedlc.chat import import_renderer
 from pagedlc.prefix import PrefixExplanation
 from pagedlc.turns import Interruption
 
@@ -179,6 +180,12 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
         self._call(None, {})
         if self.profile is None:
             self.profile = self._default_profile()
+
+    def load(self) -> Self:
+        """Load the weights, and what writes conversations, now rather than with the first request."""
+        super().load()
+        import_renderer()
+        return self
 
     @property
     def _llm_type(self) -> str:

@@ -50,6 +50,16 @@ def test_garbage_is_freed_first() -> None:
     assert later() is None
 
 
+def test_what_a_later_import_brings_is_added_if_anything_is_set_aside() -> None:
+    heap.set_aside_too()
+    assert gc.get_freeze_count() == 0
+    heap.set_aside()
+    before = gc.get_freeze_count()
+    brought = [Knot() for _ in range(100)]
+    heap.set_aside_too()
+    assert gc.get_freeze_count() >= before + len(brought)
+
+
 def test_a_gpu_engine_sets_aside_and_close_takes_back(tmp_path: Path, as_on_a_gpu: None) -> None:
     with tiny_llm(tmp_path).load() as llm:
         assert gc.get_freeze_count() > 0
