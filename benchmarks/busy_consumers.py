@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,64", help="of W2")
     parser.add_argument("--runs", default=RUNS, help="HOST/LOAD, or HOST/LOAD@SECONDS: workloads begin no later")
     parser.add_argument("--w1-reps", type=int, default=1)
+    parser.add_argument("--switch-interval", type=float, default=5.0, help="of the interpreter, in ms")
     parser.add_argument("--options", default="{}", help="JSON of further engine options")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
@@ -197,6 +198,7 @@ def main() -> None:
         "threads": THREADS,
         "command": " ".join(sys.argv),
     }
+    sys.setswitchinterval(arguments.switch_interval / 1e3)
     results: dict[str, dict[str, Any]] = {}
     for host, runs in groupby(arguments.runs.split(","), lambda run: run.split("/")[0]):
         begin = time.time()

@@ -415,7 +415,7 @@ def test_a_loop_that_fails_tells_everyone_and_the_log(
     broken = "def broken(self):\n    raise RuntimeError('a bug')\n"
     hook = f"from pagedlc_engine.scheduler import Scheduler\n{broken}Scheduler.schedule = broken\n"
     (tmp_path / "sitecustomize.py").write_text(hook)  # Python runs it when the engine's process starts
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *PATHS]))
     with tiny_llm(folder, engine_host="process") as made:
         for _ in range(2):
             with pytest.raises(EngineDeadError, match="RuntimeError: a bug"):
@@ -469,7 +469,9 @@ def test_a_script_without_main_guard_just_works(folder: Path, tmp_path: Path) ->
 def test_files_where_the_program_runs_are_not_taken_for_modules(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong module')")
+    for name in ("numpy.py", "sitecustomize.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(PATHS))  # the tests' own may be relative
     monkeypatch.chdir(tmp_path)
     with tiny_llm(folder, engine_host="process") as made:
         assert made.generate([[1]], params(2))[0].finished

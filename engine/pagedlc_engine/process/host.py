@@ -36,6 +36,13 @@ __all__ = ["EngineProcess"]
 
 logger = logging.getLogger(__name__)
 
+#: The process's program.
+_BEGIN = """
+import sys
+descriptor, parent, *sys.path = sys.argv[1:]
+from pagedlc_engine.process.start import main
+main(int(descriptor), int(parent))
+"""
 _EXIT_SECONDS = 5.0
 _SHOWN_LINES = 60
 _SHOWN_BYTES = 8000
@@ -161,11 +168,10 @@ def _spawn(descriptor: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         descriptor: Its end of the channel.
         output: Where it writes; what it prints is not the user's program's output.
     """
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    path = [os.path.abspath(entry) for entry in sys.path]
     return subprocess.Popen(
-        # -P: a user's file beside the running program must not take the place of a module.
-        [sys.executable, "-P", "-m", "pagedlc_engine.process", str(descriptor), str(os.getpid())],
-        env={**os.environ, "PYTHONPATH": path},
+        # -P: before it has this path, no file in the current folder may take the place of a module.
+        [sys.executable, "-P", "-c", _BEGIN, str(descriptor), str(os.getpid()), *path],
         pass_fds=(descriptor,),
         stdin=subprocess.DEVNULL,
         stdout=output,
