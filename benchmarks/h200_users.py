@@ -37,8 +37,8 @@ from benchmarks.workload_adapter import with_tokenizer
 from langchain_pagedlc import VLLMChat
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "caching": {},
-    "no-caching": {"enable_prefix_caching": False},
+    "caching": {"engine_host": "thread"},
+    "no-caching": {"engine_host": "thread", "enable_prefix_caching": False},
     "process": {"engine_host": "process"},
 }
 

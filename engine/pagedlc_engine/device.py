@@ -16,7 +16,7 @@ from pagedlc_engine.errors import ConfigError, OutOfMemoryError
 from pagedlc_engine.model import ModelSpec, half_available, int8_available
 from pagedlc_engine.native import Library, NativeAttention, load_library, unsupported
 
-__all__ = ["Placement", "num_kv_blocks", "place"]
+__all__ = ["Placement", "choose_device", "num_kv_blocks", "place"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
     Raises:
         ConfigError: The options ask for hardware that is not there, or for things that do not go together.
     """
-    device = _device(config)
+    device = choose_device(config)
     dtype = _dtype(config, device)
     native = _native(config, spec, device, dtype)
     quantization = "int8" if native else _quantization(config, device, dtype)
@@ -129,7 +129,12 @@ def _streaming_budget(spec: ModelSpec, device: torch.device) -> int | None:
     return max(1024, min(GPU_STEP_TOKENS, 1 << (wanted.bit_length() - 1)))
 
 
-def _device(config: EngineConfig) -> torch.device:
+def choose_device(config: EngineConfig) -> torch.device:
+    """Where to compute.
+
+    Raises:
+        ConfigError: There is no CUDA device, and one was asked for.
+    """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda' was asked for, but torch sees no CUDA device; use device='cpu' or 'auto'.")
     if config.device == "auto":

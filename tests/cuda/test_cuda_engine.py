@@ -37,7 +37,7 @@ def _clean() -> Iterator[None]:
 
 def make(folder: Path, **options: Any) -> LLM:
     settings = {"load_format": "dummy", "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 64, "seed": 1}
-    return LLM(str(folder), **{**settings, **options}).load()
+    return LLM(str(folder), **{**settings, "engine_host": "thread", **options}).load()
 
 
 def prompts(count: int) -> list[dict[str, list[int]]]:
@@ -74,6 +74,18 @@ def test_two_engines_share_a_card_and_give_everything_back(folder: Path) -> None
     second.close()
     gc.collect()
     assert before - torch.cuda.mem_get_info()[0] < 64 << 20
+
+
+def test_a_process_of_its_own_answers_the_same_and_gives_everything_back(folder: Path) -> None:
+    with make(folder) as llm:
+        expected = tokens(llm)
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, _total = torch.cuda.mem_get_info()
+    llm = make(folder, engine_host="auto")
+    assert tokens(llm) == expected
+    llm.close()
+    assert before - torch.cuda.mem_get_info()[0] < 16 << 20
 
 
 def test_an_engine_starts_while_another_one_generates(folder: Path) -> None:
