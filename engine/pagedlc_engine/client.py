@@ -110,7 +110,8 @@ class Mailbox:
             yield delta
 
     def _merge(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        return [replace(delta, request_id=self.names[delta.request_id]) for delta in join_deltas(deltas)]
+        joined = deltas if len(deltas) == 1 else join_deltas(deltas)
+        return [delta.under(self.names[delta.request_id]) for delta in joined]
 
 
 def _check_process(owner: int) -> None:

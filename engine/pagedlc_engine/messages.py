@@ -111,18 +111,16 @@ Deliver = Callable[[Output], bool]
 
 def join_deltas(deltas: Iterable[TokenDelta]) -> list[TokenDelta]:
     """Deltas in order of arrival, those of one answer merged into one."""
-    merged: dict[tuple[str, int], TokenDelta] = {}
+    answers: dict[tuple[str, int], list[TokenDelta]] = {}
     for delta in deltas:
-        key = (delta.request_id, delta.index)
-        merged[key] = _join(merged[key], delta) if key in merged else delta
-    return list(merged.values())
+        answers.setdefault((delta.request_id, delta.index), []).append(delta)
+    return [parts[0] if len(parts) == 1 else _join(parts) for parts in answers.values()]
 
 
-def _join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
-    logprobs = [*(first.logprobs or []), *(second.logprobs or [])]
+def _join(parts: list[TokenDelta]) -> TokenDelta:
     return replace(
-        second,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=logprobs or None,
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        parts[-1],
+        token_ids=[token for part in parts for token in part.token_ids],
+        logprobs=[entry for part in parts for entry in part.logprobs or ()] or None,
+        prompt_logprobs=next((part.prompt_logprobs for part in parts if part.prompt_logprobs), None),
     )

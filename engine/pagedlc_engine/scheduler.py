@@ -13,7 +13,6 @@ import itertools
 import time
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pagedlc_engine.errors import InvalidRequestError, PagedLCError
@@ -372,7 +371,7 @@ class Scheduler:
             stop_reason=stop_reason,
             prompt_logprobs=sequence.prompt_logprobs if first and params.prompt_logprobs is not None else None,
             num_cached_tokens=sequence.num_cached_tokens,
-            timings=replace(sequence.timings),
+            timings=sequence.timings.copy(),
             error=error,
         )
 
