@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,24 @@ def test_the_number_of_threads_changes_nothing(tiny_model: TinyModel, library: L
     row = Row(0, ids, blocks(1, LENGTH))
     one, many = (NativeModel(folder, library, threads=threads).step([row])[0] for threads in (1, 5))
     assert torch.equal(one, many)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_neither_waits_for_the_threads_it_has_not_nor_ends_them(
+    tiny_model: TinyModel, library: Library
+) -> None:
+    native = NativeModel(tiny_model("llama")[0], library, threads=3)
+    row = Row(0, tokens(40), [1, 2, 3])
+    (before,) = native.step([row])
+    child = os.fork()
+    if not child:
+        same = torch.equal(native.step([row])[0], before)
+        del native
+        os._exit(0 if same else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert torch.equal(native.step([row])[0], before)
 
 
 def test_copied_blocks_hold_the_same(tiny_model: TinyModel, library: Library) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from ctypes import addressof, byref
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -71,7 +73,7 @@ class NativeDecoder:
         self._library = library
         self._team = library.team(threads, spec.num_layers)
         # Not at the interpreter's exit: another thread may still be in a step then.
-        weakref.finalize(self, library.dismiss, self._team).atexit = False
+        weakref.finalize(self, _dismiss, library, self._team, os.getpid()).atexit = False
         self._weights = pack_model(source, spec, library, self._team, progress)
         frequencies, amplitude = inverse_frequencies(spec.rope, spec.head_dim, max_model_len)
         self._frequencies = frequencies.contiguous()
@@ -134,3 +136,9 @@ class NativeDecoder:
         if size > len(self._scratch):
             self._scratch = torch.empty(size, dtype=torch.uint8)
         return self._scratch.data_ptr()
+
+
+def _dismiss(library: Library, team: Any, owner: int) -> None:
+    """End the threads; a forked process has none of them to wait for."""
+    if os.getpid() == owner:
+        library.dismiss(team)
