@@ -105,10 +105,13 @@ def _native(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: 
     if config.quantization not in ("auto", "int8"):
         return None
     reason = unsupported(spec)
+    library = load_library() if reason is None else None
+    if library is not None and config.quantization == "auto" and not library.is_fast:
+        reason = "this CPU has no fast products of 8-bit integers (AVX2 or AVX-512)"
     if reason is not None:
         logger.info("The native CPU step is off, torch computes instead: %s.", reason)
         return None
-    return load_library()
+    return library
 
 
 def _token_budget(device: torch.device, while_streaming: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import stat
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from pagedlc import LLM, SamplingParams
-from pagedlc_engine import native
+from pagedlc_engine import device, native
 from pagedlc_engine.native import Library, NativeAttention, compiler
 from pagedlc_engine.native.compiler import BuildError, build
 from pagedlc_engine.native.library import load_library
@@ -93,14 +94,27 @@ def test_a_broken_compiler_is_as_good_as_none(
 def test_the_native_step_is_taken_where_it_fits(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], taken: bool
 ) -> None:
-    from pagedlc_engine import device
-
     monkeypatch.setattr(device, "load_library", lambda: library)
     made: list[object] = []
     monkeypatch.setattr(NativeAttention, "plan", _spied(NativeAttention.plan, made))
     with made_llm(tmp_path, **options) as llm:
         assert len(answers(llm)) == 3
     assert bool(made) == taken
+
+
+def test_a_cpu_without_fast_integers_takes_it_only_when_asked(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = copy.copy(library)
+    slow.is_fast = False
+    monkeypatch.setattr(device, "load_library", lambda: slow)
+    with caplog.at_level(logging.INFO, "pagedlc_engine"), made_llm(tmp_path, "auto") as llm:
+        first = answers(llm)
+    assert "no fast products" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "pagedlc_engine"), made_llm(tmp_path, "int8") as llm:
+        assert len(answers(llm)) == len(first)
+    assert "torch computes instead" not in caplog.text
 
 
 def _spied(method: object, calls: list[object]) -> object:

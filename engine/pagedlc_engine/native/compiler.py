@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -13,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 __all__ = ["FLAGS", "BuildError", "build"]
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
 #: ``-ffp-contract=off``: a sum must not come out differently where the compiler sees a chance to merge two operations.
@@ -66,6 +69,7 @@ def _compiler() -> list[str]:
 
 
 def _compile(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
+    logger.info("Compiling the native CPU step, once, into %s.", target.parent)
     handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
     try:

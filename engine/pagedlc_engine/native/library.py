@@ -76,6 +76,7 @@ class Step(ctypes.Structure):
 
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "pagedlc_is_fast": (c_int, []),
     "pagedlc_team": (c_void_p, [c_int, c_int64]),
     "pagedlc_dismiss": (None, [c_void_p]),
     "pagedlc_packed_bytes": (c_int64, [c_int64, c_int64]),
@@ -101,6 +102,8 @@ class Library:
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
+        #: Whether this CPU has instructions for products of 8-bit integers that the code knows.
+        self.is_fast = bool(loaded.pagedlc_is_fast())
         self.team: Any = loaded.pagedlc_team
         self.dismiss: Any = loaded.pagedlc_dismiss
         self.packed_bytes: Any = loaded.pagedlc_packed_bytes

@@ -16,6 +16,13 @@ constexpr int MOST_QUERIES = 96;  // heads times tokens that go over the keys to
 constexpr int MOST_HEAD_DIM = 256;
 constexpr float LOWEST = -1e30f;
 
+// Vectors computed together for each of MOST_ROWS queries.
+#if defined(PAGEDLC_AVX512)
+constexpr int VECTORS = 4;
+#else
+constexpr int VECTORS = 2;
+#endif
+
 // Queries of one key head of one request, and what they have found so far.
 struct Queries {
     int count = 0;
@@ -58,27 +65,39 @@ static inline TileKeys find_tile(const Step& step, const Model& model, const flo
     return found;
 }
 
+// score[r] of VECTORS vectors of keys from vector `at` on.
+template <int R>
+static inline void score_keys(const Queries& rows, int from, const TileKeys& tile, int64_t head_dim,
+                              int64_t block_size, int at, Floats (*score)[TILE_VECTORS]) {
+    Floats sums[R][VECTORS] = {};
+    for (int64_t d = 0; d < head_dim; d++) {
+        Floats key[VECTORS];
+        for (int i = 0; i < VECTORS; i++) key[i] = load<Floats>(tile.key[at + i] + d * block_size);
+        for (int r = 0; r < R; r++) {
+            Floats query = floats(rows.query[from + r][d]);
+            for (int i = 0; i < VECTORS; i++) sums[r][i] = fma(query, key[i], sums[r][i]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < VECTORS; i++) score[r][at + i] = sums[r][i];
+}
+
 // weights[i] = e^(score - top) of query i's keys, 0 for those it does not see; factors[i] brings old sums to the new top.
 template <int R>
 static inline void weigh_keys(Queries& rows, int from, const TileKeys& tile, int64_t head_dim, int64_t block_size,
                               float (*weights)[TILE], float* factors) {
     Floats score[R][TILE_VECTORS] = {};
-    for (int64_t d = 0; d < head_dim; d++) {
-        Floats key[TILE_VECTORS];
-        for (int i = 0; i < TILE_VECTORS; i++) key[i] = load<Floats>(tile.key[i] + d * block_size);
-        for (int r = 0; r < R; r++) {
-            Floats query = floats(rows.query[from + r][d]);
-            for (int i = 0; i < TILE_VECTORS; i++) score[r][i] = fma(query, key[i], score[r][i]);
-        }
-    }
-    constexpr Ints COUNTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int at = 0; at < TILE_VECTORS && at * LANES < tile.keys; at += VECTORS)
+        score_keys<R>(rows, from, tile, head_dim, block_size, at, score);
+    Ints counted;
+    for (int i = 0; i < LANES; i++) counted[i] = i;
     for (int r = 0; r < R; r++) {
         Ints begin = ints(static_cast<int32_t>(rows.begin[from + r] - tile.first));
         Ints end = ints(static_cast<int32_t>(rows.end[from + r] - tile.first));
         Ints seen[TILE_VECTORS];
         Floats top = floats(LOWEST);
         for (int i = 0; i < TILE_VECTORS; i++) {
-            Ints place = COUNTED + i * LANES;
+            Ints place = counted + i * LANES;
             seen[i] = (place >= begin) & (place < end);
             score[r][i] = seen[i] ? score[r][i] : floats(LOWEST);
             top = larger(top, score[r][i]);
@@ -86,13 +105,13 @@ static inline void weigh_keys(Queries& rows, int from, const TileKeys& tile, int
         float before = rows.top[from + r], now = largest(top);
         now = now > before ? now : before;
         factors[r] = exponential(floats(before - now))[0];
-        Floats weight[TILE_VECTORS];
+        Floats total = {};
         for (int i = 0; i < TILE_VECTORS; i++) {
-            weight[i] = seen[i] ? exponential(score[r][i] - now) : floats(0.0f);
-            store(weights[r] + i * LANES, weight[i]);
+            Floats weight = seen[i] ? exponential(score[r][i] - now) : floats(0.0f);
+            store(weights[r] + i * LANES, weight);
+            total += weight;
         }
-        rows.total[from + r] = fma(rows.total[from + r], floats(factors[r]),
-                                   (weight[0] + weight[1]) + (weight[2] + weight[3]));
+        rows.total[from + r] = fma(rows.total[from + r], floats(factors[r]), total);
         rows.top[from + r] = now;
     }
 }
@@ -117,11 +136,12 @@ static inline void add_values(Queries& rows, int from, const TileKeys& tile, int
 }
 
 template <int R>
-static inline void attend_tile(Queries& rows, int from, const TileKeys& tile, int64_t head_dim, int64_t block_size) {
+static __attribute__((noinline)) void attend_tile(Queries& rows, int from, const TileKeys& tile, int64_t head_dim, int64_t block_size) {
     float weights[R][TILE], factors[R];
     weigh_keys<R>(rows, from, tile, head_dim, block_size, weights, factors);
     int64_t d = 0;
-    for (; d + 4 * LANES <= head_dim; d += 4 * LANES) add_values<R, 4>(rows, from, tile, head_dim, d, weights, factors);
+    for (; d + VECTORS * LANES <= head_dim; d += VECTORS * LANES)
+        add_values<R, VECTORS>(rows, from, tile, head_dim, d, weights, factors);
     for (; d < head_dim; d += 2 * LANES) add_values<R, 2>(rows, from, tile, head_dim, d, weights, factors);
 }
 

@@ -5,16 +5,18 @@
 
 namespace pagedlc {
 
-#if defined(__AVX512F__)
-constexpr int MOST_ROWS = 6;  // integer and float sums of two vectors a row then take 24 of the 32 registers
+// Rows multiplied together: their integer and float sums, of two vectors a row, should fit into the registers.
+#if defined(PAGEDLC_AVX512)
+constexpr int MOST_ROWS = 6;
 #else
-constexpr int MOST_ROWS = 2;
+constexpr int MOST_ROWS = 3;
 #endif
 
-// out[i * stride .. + PANEL) for rows `row + i`, i < R: their dot products with one panel. The sum goes over the groups
-// in order whatever R is, so a row's numbers do not depend on the rows computed with it.
+// out[r * stride .. + 2 * LANES) for rows `row + r`, r < R: their dot products with the outputs of `panel` from `output`
+// on. The sum goes over the groups in order whatever R is, so a row's numbers do not depend on the rows computed with it.
+// (Inlined everywhere it would double the time it takes to compile all this.)
 template <int R>
-static inline void multiply_rows(const QuantizedRows& x, int64_t row, const uint8_t* panel, float* out,
+static __attribute__((noinline)) void multiply_rows(const QuantizedRows& x, int64_t row, const uint8_t* panel, int output, float* out,
                                  int64_t stride) {
     int64_t groups = x.groups();
     const int8_t* values = x.values + row * x.width;
@@ -24,7 +26,7 @@ static inline void multiply_rows(const QuantizedRows& x, int64_t row, const uint
     for (int64_t g = 0; g < groups; g++, panel += UNIT_BYTES) {
         Ints part[R][2];
         for (int r = 0; r < R; r++) part[r][0] = part[r][1] = ints(corrections[r * groups + g]);
-        const uint8_t* weights = panel + 2 * PANEL;
+        const uint8_t* weights = panel + 2 * PANEL + 4 * output;
 #pragma GCC unroll 8
         for (int i = 0; i < GROUP / 4; i++, weights += 4 * PANEL) {
             for (int r = 0; r < R; r++) {
@@ -34,7 +36,7 @@ static inline void multiply_rows(const QuantizedRows& x, int64_t row, const uint
                 part[r][1] = add_dot4(part[r][1], weights + 4 * LANES, four);
             }
         }
-        Floats scale[2] = {load_scales(panel), load_scales(panel + 2 * LANES)};
+        Floats scale[2] = {load_scales(panel + 2 * output), load_scales(panel + 2 * (output + LANES))};
         for (int r = 0; r < R; r++) {
             Floats own = floats(scales[r * groups + g]);
             for (int half = 0; half < 2; half++)
@@ -56,8 +58,8 @@ static inline void with_count(int count, F f) {
     switch (count) {
         case 1: return f(Count<1>{});
         case 2: return f(Count<2>{});
-#if defined(__AVX512F__)
         case 3: return f(Count<3>{});
+#if defined(PAGEDLC_AVX512)
         case 4: return f(Count<4>{});
         case 5: return f(Count<5>{});
         case 6: return f(Count<6>{});
@@ -65,10 +67,13 @@ static inline void with_count(int count, F f) {
     }
 }
 
-// The same for `count` rows, at most MOST_ROWS.
+// All outputs of a panel for `count` rows, at most MOST_ROWS.
 static inline void multiply(const QuantizedRows& x, int64_t row, int count, const uint8_t* panel, float* out,
                             int64_t stride) {
-    with_count(count, [&](auto rows) { multiply_rows<decltype(rows)::value>(x, row, panel, out, stride); });
+    with_count(count, [&](auto rows) {
+        for (int output = 0; output < PANEL; output += 2 * LANES)
+            multiply_rows<decltype(rows)::value>(x, row, panel, output, out + output, stride);
+    });
 }
 
 }  // namespace pagedlc

@@ -32,17 +32,18 @@ struct QuantizedRows {
 
 // Quantizes x[0 .. GROUP) into one group of a row. A number that is not finite makes the whole group so.
 static inline void quantize_group(const float* x, const QuantizedRows& rows, int64_t row, int64_t group) {
-    Floats half[2] = {load<Floats>(x), load<Floats>(x + LANES)};
     // Without their signs floats are ordered like integers, NaN above all.
-    int32_t bits = largest(larger((Ints)half[0] & 0x7FFFFFFF, (Ints)half[1] & 0x7FFFFFFF));
+    Ints sizes = {};
+    for (int i = 0; i < GROUP; i += LANES) sizes = larger(sizes, load<Ints>(x + i) & 0x7FFFFFFF);
+    int32_t bits = largest(sizes);
     float top;
     std::memcpy(&top, &bits, 4);
     Floats inverse = floats(top > 0 ? LEVELS / top : 0.0f);
     int8_t* out = rows.values + row * rows.width + group * GROUP;
     Ints total = {};
-    for (int i = 0; i < 2; i++) {
-        Ints steps = (Ints)fma(half[i], inverse, floats(ROUND)) - (Ints)floats(ROUND);
-        store(out + i * LANES, __builtin_convertvector(steps, Bytes));
+    for (int i = 0; i < GROUP; i += LANES) {
+        Ints steps = (Ints)fma(load<Floats>(x + i), inverse, floats(ROUND)) - (Ints)floats(ROUND);
+        store(out + i, __builtin_convertvector(steps, Bytes));
         total += steps;
     }
     rows.scales[row * rows.groups() + group] = top / LEVELS;
@@ -52,7 +53,7 @@ static inline void quantize_group(const float* x, const QuantizedRows& rows, int
 // What RMS norm multiplies x[0 .. width) with, before its weights; width is a multiple of GROUP.
 static inline float norm_factor(const float* x, int64_t width, float eps) {
     Floats squares[2] = {};
-    for (int64_t i = 0; i < width; i += GROUP)
+    for (int64_t i = 0; i < width; i += 2 * LANES)
         for (int half = 0; half < 2; half++) {
             Floats v = load<Floats>(x + i + half * LANES);
             squares[half] = fma(v, v, squares[half]);
@@ -98,8 +99,7 @@ static inline uint16_t bfloat16_above(float x) {
 }
 
 static inline Floats load_scales(const uint8_t* from) {
-    typedef uint16_t Halves __attribute__((vector_size(32)));
-    return (Floats)(__builtin_convertvector(load<Halves>(from), Ints) << 16);
+    return (Floats)(__builtin_convertvector(load<Shorts>(from), Ints) << 16);
 }
 
 // Packs GROUP weights of one output into a unit.

@@ -1,5 +1,5 @@
-// Vectors of 16 numbers. The compiler maps them to whatever registers the CPU has; the few operations that it does not
-// find by itself are spelled out per instruction set. Within one build an operation gives the same bits everywhere.
+// Vectors as wide as the CPU's registers. The compiler maps arithmetic on them to instructions; the few operations that
+// it does not find by itself are spelled out. Within one build an operation gives the same bits everywhere.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,20 @@
 
 namespace pagedlc {
 
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+#define PAGEDLC_AVX512
 constexpr int LANES = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+#define PAGEDLC_AVX2
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef int8_t Bytes __attribute__((vector_size(16)));
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Shorts __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 template <class Vector>
 static inline Vector load(const void* from) {
@@ -36,13 +45,10 @@ static inline Floats to_floats(Ints x) { return __builtin_convertvector(x, Float
 
 // a * b + c, rounded once where the CPU can.
 static inline Floats fma(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__)
+#if defined(PAGEDLC_AVX512)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    __m256 x[2], y[2], z[2];
-    std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
-    for (int i = 0; i < 2; i++) z[i] = _mm256_fmadd_ps(x[i], y[i], z[i]);
-    return load<Floats>(z);
+#elif defined(PAGEDLC_AVX2)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
     return a * b + c;
 #endif
@@ -63,7 +69,7 @@ static inline Number reduce(Vector v, Join join) {
 }
 
 static inline float sum(Floats v) {
-#if defined(__AVX512F__)
+#if defined(PAGEDLC_AVX512)
     return _mm512_reduce_add_ps((__m512)v);
 #else
     return reduce<float>(v, [](float a, float b) { return a + b; });
@@ -71,7 +77,7 @@ static inline float sum(Floats v) {
 }
 
 static inline int32_t sum(Ints v) {
-#if defined(__AVX512F__)
+#if defined(PAGEDLC_AVX512)
     return _mm512_reduce_add_epi32((__m512i)v);
 #else
     return reduce<int32_t>(v, [](int32_t a, int32_t b) { return a + b; });
@@ -79,7 +85,7 @@ static inline int32_t sum(Ints v) {
 }
 
 static inline float largest(Floats v) {
-#if defined(__AVX512F__)
+#if defined(PAGEDLC_AVX512)
     return _mm512_reduce_max_ps((__m512)v);
 #else
     return reduce<float>(v, [](float a, float b) { return a > b ? a : b; });
@@ -87,7 +93,7 @@ static inline float largest(Floats v) {
 }
 
 static inline int32_t largest(Ints v) {
-#if defined(__AVX512F__)
+#if defined(PAGEDLC_AVX512)
     return _mm512_reduce_max_epi32((__m512i)v);
 #else
     return reduce<int32_t>(v, [](int32_t a, int32_t b) { return a > b ? a : b; });
@@ -112,7 +118,7 @@ static inline Floats exponential(Floats x) {
 
 // Where the CPU multiplies unsigned by signed bytes (VNNI), weights are stored as unsigned numbers and WEIGHT_ZERO
 // stands for zero; whoever starts a sum takes WEIGHT_ZERO times the sum of the other factors off.
-#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && defined(__AVX2__))
+#if defined(PAGEDLC_AVX512) || (defined(PAGEDLC_AVX2) && defined(__AVXVNNI__))
 constexpr int WEIGHT_ZERO = 128;
 #else
 constexpr int WEIGHT_ZERO = 0;
@@ -120,27 +126,21 @@ constexpr int WEIGHT_ZERO = 0;
 
 // Lane i gains the dot product of weights[4 i .. 4 i + 3] and the four numbers packed in x.
 static inline Ints add_dot4(Ints total, const uint8_t* weights, int32_t x) {
-#if defined(__AVX512VNNI__)
+#if defined(PAGEDLC_AVX512)
     return (Ints)_mm512_dpbusd_epi32((__m512i)total, load<__m512i>(weights), _mm512_set1_epi32(x));
-#elif defined(__AVXVNNI__) && defined(__AVX2__)
-    __m256i w[2], t[2];
-    std::memcpy(w, weights, 64), std::memcpy(t, &total, 64);
-    for (int i = 0; i < 2; i++) t[i] = _mm256_dpbusd_avx_epi32(t[i], w[i], _mm256_set1_epi32(x));
-    return load<Ints>(t);
-#elif defined(__AVX2__)
+#elif defined(PAGEDLC_AVX2) && defined(__AVXVNNI__)
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)total, load<__m256i>(weights), _mm256_set1_epi32(x));
+#elif defined(PAGEDLC_AVX2)
     // |w| times (x with w's sign): a pair of products of numbers up to 127 fits into 16 bits.
-    __m256i w[2], t[2], ones = _mm256_set1_epi16(1), spread = _mm256_set1_epi32(x);
-    std::memcpy(w, weights, 64), std::memcpy(t, &total, 64);
-    for (int i = 0; i < 2; i++) {
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(spread, w[i]));
-        t[i] = _mm256_add_epi32(t[i], _mm256_madd_epi16(pairs, ones));
-    }
-    return load<Ints>(t);
+    __m256i w = load<__m256i>(weights);
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(_mm256_set1_epi32(x), w));
+    return total + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
-    int8_t w[4 * LANES], factor[4];
-    std::memcpy(w, weights, sizeof w), std::memcpy(factor, &x, 4);
-    for (int lane = 0; lane < LANES; lane++)
-        for (int i = 0; i < 4; i++) total[lane] += w[4 * lane + i] * factor[i];
+    Ints w = load<Ints>(weights);
+    int8_t factor[4];
+    std::memcpy(factor, &x, 4);
+    // Byte i of every lane, with its sign.
+    for (int i = 0; i < 4; i++) total += (w << (24 - 8 * i) >> 24) * factor[i];
     return total;
 #endif
 }

@@ -5,6 +5,15 @@ using namespace pagedlc;
 
 extern "C" {
 
+// Whether this build multiplies 8-bit integers by instructions made for it.
+int pagedlc_is_fast() {
+#if defined(PAGEDLC_AVX512) || defined(PAGEDLC_AVX2)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 // Threads for models of up to `layers` layers.
 void* pagedlc_team(int threads, int64_t layers) { return new Team(threads, Forward::phases(layers)); }
 
