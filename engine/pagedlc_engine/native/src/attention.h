@@ -82,7 +82,8 @@ static inline void score_keys(const Queries& rows, int from, const TileKeys& til
         for (int i = 0; i < VECTORS; i++) score[r][at + i] = sums[r][i];
 }
 
-// weights[i] = e^(score - top) of query i's keys, 0 for those it does not see; factors[i] brings old sums to the new top.
+// weights[i] = e^(score - top) of query i's keys, 0 for those it does not see; factors[i] brings old sums to the new
+// top.
 template <int R>
 static inline void weigh_keys(Queries& rows, int from, const TileKeys& tile, int64_t head_dim, int64_t block_size,
                               float (*weights)[TILE], float* factors) {
@@ -136,7 +137,8 @@ static inline void add_values(Queries& rows, int from, const TileKeys& tile, int
 }
 
 template <int R>
-static __attribute__((noinline)) void attend_tile(Queries& rows, int from, const TileKeys& tile, int64_t head_dim, int64_t block_size) {
+static PAGEDLC_ONCE void attend_tile(Queries& rows, int from, const TileKeys& tile, int64_t head_dim,
+                                     int64_t block_size) {
     float weights[R][TILE], factors[R];
     weigh_keys<R>(rows, from, tile, head_dim, block_size, weights, factors);
     int64_t d = 0;

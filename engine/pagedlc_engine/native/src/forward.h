@@ -57,7 +57,10 @@ static inline void share_rows(Walk& walk, int64_t rows, F f) {
 class Forward {
 public:
     Forward(const Model& model, const Step& step)
-        : m(model), s(step), scratch(model, step.num_tokens, step.scratch), group(model.num_heads / model.num_kv_heads) {}
+        : m(model),
+          s(step),
+          scratch(model, step.num_tokens, step.scratch),
+          group(model.num_heads / model.num_kv_heads) {}
 
     // The final norm's output takes the place of the stream.
     void operator()(Walk& walk) const {
@@ -66,7 +69,9 @@ public:
             const Layer& layer = m.layers[i];
             norm(walk, layer.attention_norm);
             share_products(walk, s.num_tokens, m.num_heads + 2 * m.num_kv_heads,
-                           [&](int64_t row, int count, int64_t head) { make_heads(layer, s.caches[i], row, count, head); });
+                           [&](int64_t row, int count, int64_t head) {
+                               make_heads(layer, s.caches[i], row, count, head);
+                           });
             attention(walk, layer, s.caches[i]);
             add_to_stream(walk, scratch.heads, layer.output, layer.output_bias);
             norm(walk, layer.mlp_norm);
@@ -170,7 +175,8 @@ private:
             for (int64_t i = 0; i < group; i++) {
                 int64_t seen = s.positions[row] + 1;
                 int64_t begin = layer.window && layer.window < seen ? seen - layer.window : 0;
-                rows.add(scratch.queries + (row * m.num_heads + head * group + i) * m.head_dim, begin, seen, m.head_dim);
+                const float* query = scratch.queries + (row * m.num_heads + head * group + i) * m.head_dim;
+                rows.add(query, begin, seen, m.head_dim);
             }
         attend(rows, s, m, cache, s.block_tables + request * s.max_blocks, head);
         for (int r = 0; r < rows.count; r++)

@@ -34,8 +34,8 @@ struct Model {
 
 // The tokens of all requests of a step, one request after the other.
 //
-// A layer's cache is [blocks, kv heads, 2, block_size * head_dim]: a block's keys lie dimension by dimension, its values
-// token by token.
+// A layer's cache is [blocks, kv heads, 2, block_size * head_dim]: a block's keys lie dimension by dimension, its
+// values token by token.
 struct Step {
     int64_t num_tokens, num_requests, block_size, max_blocks;
     const int64_t* positions;      // [num_tokens]

@@ -12,12 +12,12 @@ constexpr int MOST_ROWS = 6;
 constexpr int MOST_ROWS = 3;
 #endif
 
-// out[r * stride .. + 2 * LANES) for rows `row + r`, r < R: their dot products with the outputs of `panel` from `output`
-// on. The sum goes over the groups in order whatever R is, so a row's numbers do not depend on the rows computed with it.
-// (Inlined everywhere it would double the time it takes to compile all this.)
+// out[r * stride .. + 2 * LANES) for rows `row + r`, r < R: their dot products with the outputs of `panel` from
+// `output` on. The sum goes over the groups in order whatever R is, so a row's numbers do not depend on the rows
+// computed with it.
 template <int R>
-static __attribute__((noinline)) void multiply_rows(const QuantizedRows& x, int64_t row, const uint8_t* panel, int output, float* out,
-                                 int64_t stride) {
+static PAGEDLC_ONCE void multiply_rows(const QuantizedRows& x, int64_t row, const uint8_t* panel, int output,
+                                       float* out, int64_t stride) {
     int64_t groups = x.groups();
     const int8_t* values = x.values + row * x.width;
     const float* scales = x.scales + row * groups;

@@ -10,6 +10,9 @@
 #include <immintrin.h>
 #endif
 
+// Of a function that is long and called in several places: inlined there it would double the time this compiles.
+#define PAGEDLC_ONCE __attribute__((noinline))
+
 namespace pagedlc {
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
