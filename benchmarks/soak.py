@@ -347,6 +347,8 @@ def soak(config: dict[str, Any], options: dict[str, Any], arguments: argparse.Na
     longest = arguments.longest
     settings = {
         "load_format": "dummy",
+        # Where its memory on the GPU can be seen from here.
+        "engine_host": "thread",
         "max_model_len": longest * 2,
         "max_num_seqs": arguments.at_once,
         "num_blocks": max(int(SHARE * arguments.at_once * longest), longest * 2) // 16 + 1,
