@@ -405,6 +405,15 @@ def test_a_load_error_arrives_as_itself(folder: Path) -> None:
     eventually(lambda: engine_processes() == before)
 
 
+def test_a_process_that_ends_while_it_loads_says_why(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise SystemExit('no Python today')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *PATHS]))
+    with pytest.raises(EngineDeadError, match=r"exit code 1 while it loaded(.|\n)*no Python today"):
+        tiny_llm(folder, engine_host="process").load()
+
+
 def test_interrupted_loading_leaves_no_process(folder: Path) -> None:
     before = engine_processes()
     main = threading.main_thread().ident

@@ -132,7 +132,11 @@ class EngineProcess:
                 with theirs:
                     process = _spawn(theirs.fileno(), output)
             except OSError as error:
-                self._news.put(LoadFailed(PagedLCError(f"The engine's process cannot be started: {error}")))
+                self._news.put(
+                    LoadFailed(
+                        PagedLCError(f"The engine's process cannot be started ({error}); use engine_host='thread'.")
+                    )
+                )
                 return
             try:
                 for message in self._channel:
@@ -156,9 +160,9 @@ class EngineProcess:
             self._news.put(message)
 
     def _report_death(self, how: str, output: IO[bytes]) -> None:
-        error = EngineDeadError(f"The engine's process {how}; make a new engine.{_last_words(output)}")
-        self._news.put(LoadFailed(error))
-        self._deliver(Output([], died=error))
+        words = _last_words(output)
+        self._news.put(LoadFailed(EngineDeadError(f"The engine's process {how} while it loaded.{words}")))
+        self._deliver(Output([], died=EngineDeadError(f"The engine's process {how}; make a new engine.{words}")))
 
 
 def _spawn(descriptor: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
