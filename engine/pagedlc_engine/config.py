@@ -19,7 +19,7 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "gguf", "safetensors", "dummy"]
 AttentionBackendName = Literal["auto", "torch", "triton"]
-EngineHostName = Literal["auto", "thread", "process"]
+EngineHostName = Literal["thread", "process"]
 
 
 class EngineConfig(BaseModel):
@@ -60,7 +60,7 @@ class EngineConfig(BaseModel):
             ``max_num_seqs``.
         engine_host: ``"thread"`` runs the engine in a thread of this process; ``"process"`` in a child process of its
             own, which other threads of this one cannot slow down: it takes some seconds more to start, and ends with
-            this process. ``"auto"`` takes a process on a GPU and a thread elsewhere.
+            this process.
         seed: Seeds requests that bring none, in order of arrival, and dummy weights. ``None`` draws
             request seeds from the operating system.
     """
@@ -84,7 +84,7 @@ class EngineConfig(BaseModel):
     attention_backend: AttentionBackendName = "auto"
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
-    engine_host: EngineHostName = "auto"
+    engine_host: EngineHostName = "thread"
     seed: int | None = None
 
     @field_validator("block_size")

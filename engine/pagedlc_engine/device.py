@@ -16,7 +16,7 @@ from pagedlc_engine.errors import ConfigError, OutOfMemoryError
 from pagedlc_engine.model import ModelSpec, half_available, int8_available
 from pagedlc_engine.native import Library, NativeAttention, load_library, unsupported
 
-__all__ = ["Placement", "choose_device", "num_kv_blocks", "place"]
+__all__ = ["Placement", "num_kv_blocks", "place"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
     Raises:
         ConfigError: The options ask for hardware that is not there, or for things that do not go together.
     """
-    device = choose_device(config)
+    device = _device(config)
     dtype = _dtype(config, device)
     native = _native(config, spec, device, dtype)
     quantization = "int8" if native else _quantization(config, device, dtype)
@@ -132,7 +132,7 @@ def _streaming_budget(spec: ModelSpec, device: torch.device) -> int | None:
     return max(1024, min(GPU_STEP_TOKENS, 1 << (wanted.bit_length() - 1)))
 
 
-def choose_device(config: EngineConfig) -> torch.device:
+def _device(config: EngineConfig) -> torch.device:
     """Where to compute.
 
     Raises:

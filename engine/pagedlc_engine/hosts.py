@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pagedlc_engine.config import EngineConfig
-from pagedlc_engine.device import choose_device
 from pagedlc_engine.engine import Progress, build_engine
 from pagedlc_engine.grammar import TokenVocabulary
 from pagedlc_engine.loop import EngineThread
@@ -52,15 +51,8 @@ def start_host(
     Raises:
         EngineDeadError: The engine's process ended while it loaded.
     """
-    if _in_a_process(config):
+    if config.engine_host == "process":
         from pagedlc_engine.process.host import EngineProcess
 
         return EngineProcess(config, spec, progress, vocabulary)
     return EngineThread(build_engine(config, spec, progress, vocabulary))
-
-
-def _in_a_process(config: EngineConfig) -> bool:
-    """A GPU has a step ready sooner than a thread gets the interpreter back from the readers of its streams."""
-    if config.engine_host == "auto":
-        return choose_device(config).type == "cuda"
-    return config.engine_host == "process"

@@ -82,7 +82,7 @@ def test_a_process_of_its_own_answers_the_same_and_gives_everything_back(folder:
     gc.collect()
     torch.cuda.empty_cache()
     before, _total = torch.cuda.mem_get_info()
-    llm = make(folder, engine_host="auto")
+    llm = make(folder, engine_host="process")
     assert tokens(llm) == expected
     llm.close()
     assert before - torch.cuda.mem_get_info()[0] < 16 << 20

@@ -29,9 +29,7 @@ from pagedlc import (
     PagedLCError,
     SamplingParams,
 )
-from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import portable
-from pagedlc_engine.hosts import _in_a_process
 from pagedlc_engine.messages import Output
 from pagedlc_engine.process.wire import Vocabulary, pack_commands, pack_outputs, unpack_outputs
 from pagedlc_engine.request import Logprob, RequestTimings, TokenDelta, TokenLogprobs
@@ -370,16 +368,6 @@ def test_a_forked_process_neither_uses_nor_ends_the_engine(llm: LLM) -> None:
     os.close(read)
     assert list(stream)[-1].finish_reason == "length"
     assert llm.generate([[1]], params(2))[0].finished
-
-
-def test_a_gpu_gets_a_process_and_a_cpu_a_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    chosen = {}
-    for gpu in (False, True):
-        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
-        chosen[gpu] = _in_a_process(EngineConfig(model=tmp_path))
-    assert chosen == {False: False, True: True}
-    assert not _in_a_process(EngineConfig(model=tmp_path, device="cpu"))
-    assert not _in_a_process(EngineConfig(model=tmp_path, engine_host="thread"))
 
 
 # -- loading ------------------------------------------------------------------------------------------
