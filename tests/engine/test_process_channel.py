@@ -81,6 +81,31 @@ def test_closing_ends_both_sides_and_sending_afterwards_is_harmless(ends: tuple[
     right.send("lost")
 
 
+class SendsWhilePickled:
+    """As a garbage collection may in the middle of a message: it ends requests that nobody holds any more."""
+
+    def __init__(self, channel: Channel, messages: list[str]) -> None:
+        self._channel = channel
+        self._messages = messages
+
+    def __reduce__(self) -> tuple[object, ...]:
+        for message in self._messages:
+            self._channel.send(message)
+        return str, ("outer",)
+
+
+def test_a_message_sent_in_the_middle_of_another_follows_it(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    sender = threading.Thread(target=left.send, args=(SendsWhilePickled(left, ["a", "b"]),), daemon=True)
+    sender.start()
+    sender.join(20)
+    assert not sender.is_alive()
+    incoming = iter(right)
+    assert [next(incoming) for _ in range(3)] == ["outer", "a", "b"]
+    left.send("next")
+    assert next(incoming) == "next"
+
+
 def test_what_cannot_be_pickled_is_the_senders_error(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     with pytest.raises(Exception, match=r"lambda|pickle"):

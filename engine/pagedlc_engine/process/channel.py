@@ -49,9 +49,10 @@ class Channel:
         self._descriptor = connection.fileno()
         self._encode = encode
         self._decode = decode
-        self._lock = threading.Lock()
+        # Reentrant, as whoever holds it may be interrupted by the garbage collector or a signal, and these send, too.
+        self._lock = threading.RLock()
         self._closed = False
-        #: The thread is at work; what comes now waits for it.
+        #: Somebody is sending; what comes now waits.
         self._busy = False
         self._waiting: list[Any] = []
         self._left_over: SimpleQueue[bytes | None] = SimpleQueue()
@@ -66,11 +67,17 @@ class Channel:
             if self._busy:
                 self._waiting.append(message)
                 return
-            data = self._pickled([message])
-            sent = _send_now(self._descriptor, data, len(data), socket.MSG_DONTWAIT)
-            self._busy = sent < len(data)
-        if sent < len(data):
-            self._left_over.put(data[max(sent, 0) :])
+            self._busy = True
+            rest = b""
+            try:
+                data = self._pickled([message])
+                sent = _send_now(self._descriptor, data, len(data), socket.MSG_DONTWAIT)
+                rest = data[max(sent, 0) :]
+            finally:
+                if rest or self._waiting:
+                    self._left_over.put(rest)
+                else:
+                    self._busy = False
 
     def __iter__(self) -> Iterator[Any]:
         """The other side's messages, until one of the two closes; for one thread, once."""
@@ -106,10 +113,9 @@ class Channel:
     def _send_left_over(self) -> None:
         try:
             while (data := self._left_over.get()) is not None:
-                while data:
-                    self._socket.sendall(data)
-                    batch = self._gathered()
-                    data = self._pickled(batch) if batch else b""
+                self._socket.sendall(data)
+                while batch := self._gathered():
+                    self._socket.sendall(self._pickled(batch))
         except OSError:
             self.close()
         except Exception:
@@ -119,5 +125,6 @@ class Channel:
     def _gathered(self) -> list[Any]:
         with self._lock:
             batch, self._waiting = self._waiting, []
-            self._busy = bool(batch)
+            if not batch:
+                self._busy = False
         return batch
