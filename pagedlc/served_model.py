@@ -137,7 +137,7 @@ class ServedModel:
             if self._client is None:
                 self._client = EngineClient(self._start_host())
                 if self._client.device == "cuda":
-                    heap.set_aside()
+                    heap.set_aside(self._client)
             return self._client
 
     def _start_host(self) -> EngineHost:
@@ -161,7 +161,7 @@ class ServedModel:
         if client is not None:
             client.close()
             if client.device == "cuda":
-                heap.take_back()
+                heap.take_back(client)
 
     def __enter__(self) -> Self:
         return self

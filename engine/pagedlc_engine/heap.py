@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 __all__ = ["set_aside", "set_aside_too", "take_back"]
 
+_users: weakref.WeakSet[object] = weakref.WeakSet()
 
-def set_aside() -> None:
+
+def set_aside(user: object) -> None:
     """Collect what is garbage, and take what remains out of the collector's sight until :func:`take_back`.
 
     A process with torch and a framework holds some hundred thousand objects that live as long as it does. Many streams
     at once make enough new ones for a full collection every few seconds, which visits all objects there are while
     every thread stands still: the engine's, and all its readers.
+
+    Args:
+        user: Who wants it so; not kept alive.
     """
+    _users.add(user)
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -25,6 +32,9 @@ def set_aside_too() -> None:
         gc.freeze()
 
 
-def take_back() -> None:
-    """Let the collector see everything again, so that what was let go of meanwhile is freed."""
-    gc.unfreeze()
+def take_back(user: object) -> None:
+    """Let the collector see everything again, so that what was let go of meanwhile is freed; if nobody else is left
+    who called :func:`set_aside`."""
+    _users.discard(user)
+    if not _users:
+        gc.unfreeze()

@@ -25,6 +25,7 @@ class Knot:
 @pytest.fixture(autouse=True)
 def _nothing_set_aside() -> Iterator[None]:
     yield
+    heap._users.clear()
     gc.unfreeze()
 
 
@@ -39,13 +40,13 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_garbage_is_freed_first() -> None:
-    before, kept = weakref.ref(Knot()), Knot()
-    heap.set_aside()
+    user, before, kept = Knot(), weakref.ref(Knot()), Knot()
+    heap.set_aside(user)
     assert before() is None
     assert gc.get_freeze_count() > 0
     later = weakref.ref(kept)
     del kept
-    heap.take_back()
+    heap.take_back(user)
     gc.collect()
     assert later() is None
 
@@ -53,7 +54,8 @@ def test_garbage_is_freed_first() -> None:
 def test_what_a_later_import_brings_is_added_if_anything_is_set_aside() -> None:
     heap.set_aside_too()
     assert gc.get_freeze_count() == 0
-    heap.set_aside()
+    user = Knot()
+    heap.set_aside(user)
     before = gc.get_freeze_count()
     brought = [Knot() for _ in range(100)]
     heap.set_aside_too()
@@ -64,6 +66,14 @@ def test_a_gpu_engine_sets_aside_and_close_takes_back(tmp_path: Path, as_on_a_gp
     with tiny_llm(tmp_path).load() as llm:
         assert gc.get_freeze_count() > 0
         assert llm.chat([{"role": "user", "content": "Hi"}])[0].finished
+    assert gc.get_freeze_count() == 0
+
+
+def test_closing_one_of_two_takes_nothing_back_from_the_other(tmp_path: Path, as_on_a_gpu: None) -> None:
+    first, second = tiny_llm(tmp_path).load(), tiny_llm(tmp_path).load()
+    first.close()
+    assert gc.get_freeze_count() > 0
+    second.close()
     assert gc.get_freeze_count() == 0
 
 

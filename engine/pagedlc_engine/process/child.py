@@ -54,7 +54,7 @@ def _serve(setup: Setup, channel: Channel, messages: Iterator[Any]) -> None:
     except Exception as error:
         channel.send(LoadFailed(_load_error(error)))
         return
-    heap.set_aside()
+    heap.set_aside(channel)
     channel.send(Ready(describe(owned[0])))
     run_loop(owned, inbox, _Outlet(channel))
 
