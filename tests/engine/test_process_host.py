@@ -402,6 +402,14 @@ def test_a_process_that_ends_while_it_loads_says_why(
         tiny_llm(folder, engine_host="process").load()
 
 
+def test_a_process_that_cannot_be_started_is_an_error(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(PagedLCError, match=r"cannot be started .*engine_host='thread'"):
+        tiny_llm(folder, engine_host="process").load()
+
+
 def test_interrupted_loading_leaves_no_process(folder: Path) -> None:
     before = engine_processes()
     main = threading.main_thread().ident

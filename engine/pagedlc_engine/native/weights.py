@@ -32,7 +32,8 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         try:
-            self._memory = mmap.mmap(-1, size)
+            # Private: most systems give huge pages to no other memory.
+            self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise OutOfMemoryError(f"The model's weights ({size / 2**20:.0f} MiB) do not fit into memory.") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import IO, Any
 
@@ -127,16 +128,14 @@ class EngineProcess:
     # -- the thread -----------------------------------------------------------------------------------
 
     def _run(self, theirs: socket.socket) -> None:
-        with tempfile.TemporaryFile() as output:
+        with ExitStack() as files:
             try:
                 with theirs:
+                    output = files.enter_context(tempfile.TemporaryFile())
                     process = _spawn(theirs.fileno(), output)
             except OSError as error:
-                self._news.put(
-                    LoadFailed(
-                        PagedLCError(f"The engine's process cannot be started ({error}); use engine_host='thread'.")
-                    )
-                )
+                problem = PagedLCError(f"The engine's process cannot be started ({error}); use engine_host='thread'.")
+                self._news.put(LoadFailed(problem))
                 return
             try:
                 for message in self._channel:
