@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -30,6 +32,31 @@ def test_every_variant_is_compiled_once_and_nothing_is_launched(tmp_path: Path) 
     assert found["again"] == 0
     assert found["hook"]
     assert found["other thread"] == {"loaded": 1, "launched": 1}
+
+
+def test_engines_that_start_at_once_leave_the_hook_as_it_was() -> None:
+    from triton import knobs
+
+    from pagedlc_engine.kernels.launch import compile_ahead
+
+    device, before = torch.device("cuda"), knobs.runtime.jit_cache_hook
+    second_began, first_ended = threading.Event(), threading.Event()
+
+    def second_launch() -> None:
+        second_began.set()
+        first_ended.wait(20)
+
+    second = threading.Thread(target=compile_ahead, args=(second_launch, device))
+
+    def first_launch() -> None:
+        second.start()
+        second_began.wait(0.3)  # it should not
+
+    assert compile_ahead(first_launch, device) == 0
+    first_ended.set()
+    second.join(20)
+    assert second_began.is_set()
+    assert knobs.runtime.jit_cache_hook is before
 
 
 def test_a_cache_that_cannot_be_written_is_named_in_the_error(tmp_path: Path) -> None:

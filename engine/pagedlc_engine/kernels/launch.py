@@ -20,6 +20,8 @@ __all__ = ["LOG2_E", "compile_ahead", "dot_precision", "interpreted", "launch_op
 
 LOG2_E = 1.4426950408889634
 _MOST_COMPILERS = 16
+#: Triton has one hook: two that are set at once could not both be taken back.
+_hook_lock = threading.Lock()
 
 
 def interpreted() -> bool:
@@ -69,14 +71,7 @@ def compile_ahead(launch: Callable[[], None], device: torch.device) -> int:
     Raises:
         ConfigError: A kernel could not be compiled.
     """
-    runtime = triton.knobs.runtime
-    before = runtime.jit_cache_hook
-    noting = _Noting(before)
-    runtime.jit_cache_hook = noting
-    try:
-        launch()
-    finally:
-        runtime.jit_cache_hook = before
+    noting = _note(launch)
     with ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1), "pagedlc-compile") as pool:
         compiled = [pool.submit(_compile, *variant, device) for variant in noting.variants.values()]
         try:
@@ -90,6 +85,18 @@ def compile_ahead(launch: Callable[[], None], device: torch.device) -> int:
                 "attention_backend='torch' does without kernels, far slower."
             ) from error
     return len(compiled)
+
+
+def _note(launch: Callable[[], None]) -> _Noting:
+    runtime = triton.knobs.runtime
+    with _hook_lock:
+        noting = _Noting(runtime.jit_cache_hook)
+        runtime.jit_cache_hook = noting
+        try:
+            launch()
+        finally:
+            runtime.jit_cache_hook = noting.before
+    return noting
 
 
 def _compile(function: Any, variant: str, device: torch.device) -> None:
@@ -106,13 +113,13 @@ class _Noting:
     """
 
     def __init__(self, before: Callable[..., Any] | None) -> None:
-        self._before = before
+        self.before = before
         self._thread = threading.get_ident()
         self.variants: dict[tuple[int, str], tuple[Any, str]] = {}
 
     def __call__(self, **known: Any) -> bool:
         if threading.get_ident() != self._thread:
-            return bool(self._before and self._before(**known))
+            return bool(self.before and self.before(**known))
         function = known["fn"].jit_function
         variant = function, known["compile"]["specialization_data"]
         self.variants.setdefault((id(function), str(known["key"])), variant)
