@@ -28,7 +28,7 @@ from pagedlc_engine.runner import ModelRunner, PendingResult
 from pagedlc_engine.sampling import Sampler
 from pagedlc_engine.scheduler import Scheduler
 from pagedlc_engine.stats import EngineStats
-from pagedlc_engine.threads import StepThreads
+from pagedlc_engine.threads import StepThreads, usual_threads
 
 __all__ = ["Engine", "Progress", "build_engine", "check_max_model_len", "failed_delta"]
 
@@ -303,7 +303,7 @@ def _load_native(
     try:
         cpu = torch.device("cpu")
         source = open_weights(config.model, spec, config.load_format, torch.float32, cpu, config.seed or 0)
-        return NativeDecoder(spec, source, library, torch.get_num_threads(), max_model_len, progress)
+        return NativeDecoder(spec, source, library, usual_threads(), max_model_len, progress)
     except RuntimeError as error:
         raise _load_error(error) from without_frames(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tiny_models import tiny_llm
 from pagedlc import SamplingParams
 from pagedlc_engine import threads
 from pagedlc_engine.model import Decoder
-from pagedlc_engine.threads import FEW_TOKENS, StepThreads
+from pagedlc_engine.threads import FEW_TOKENS, StepThreads, usual_threads
 
 
 @pytest.fixture
@@ -36,6 +37,22 @@ def test_the_quickest_number_is_taken_for_few_tokens_only(monkeypatch: pytest.Mo
     assert torch.get_num_threads() == 2
     with chosen.for_step(FEW_TOKENS + 1):
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_engine_made_during_anothers_small_step_gets_all_threads() -> None:
+    seen: list[int] = []
+
+    def make_and_run_another() -> None:
+        seen.append(usual_threads())
+        with StepThreads(None).for_step(FEW_TOKENS + 1):
+            seen.append(torch.get_num_threads())
+
+    another = threading.Thread(target=make_and_run_another)
+    with StepThreads(None).for_step(1):
+        another.start()
+        another.join()
+    assert seen == [2, 2]
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import IO, Any
 
-import torch
-
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.engine import Progress
 from pagedlc_engine.errors import ConfigError, EngineDeadError, PagedLCError
@@ -32,6 +30,7 @@ from pagedlc_engine.process.wire import (
     pack_commands,
     unpack_outputs,
 )
+from pagedlc_engine.threads import usual_threads
 
 __all__ = ["EngineProcess"]
 
@@ -84,7 +83,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, encode=pack_commands, decode=unpack_outputs)
         level = logging.getLogger("pagedlc_engine").getEffectiveLevel()
-        self._channel.send(Setup(config, spec, torch.get_num_threads(), level))
+        self._channel.send(Setup(config, spec, usual_threads(), level))
         self._thread = threading.Thread(target=self._run, args=(theirs,), name="pagedlc-engine", daemon=True)
         self._thread.start()
         try:
