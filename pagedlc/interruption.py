@@ -39,8 +39,10 @@ class RunningAnswers:
     """The answers that a model is generating. Safe to use from many threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._by_name: dict[str, list[RunningAnswer]] = {}
+        # Reentrant, and no list is changed while it is looped over: the garbage collector may end a stream, and with it
+        # an answer, in the middle of any of this.
+        self._lock = threading.RLock()
+        self._named: list[tuple[str, RunningAnswer]] = []
 
     @contextmanager
     def running(
@@ -54,30 +56,27 @@ class RunningAnswers:
             barge_into: Interrupt the answers of this name first.
         """
         answer = RunningAnswer(abort)
+        entries = [(name, answer) for name in set(names)]
         with self._lock:
             # Under one lock: of two turns that barge in at once, the second interrupts the first.
-            before = list(self._by_name.get(barge_into, ())) if barge_into is not None else []
-            for name in set(names):
-                self._by_name.setdefault(name, []).append(answer)
+            before = self._answers(barge_into)
+            self._named.extend(entries)
         for other in before:
             other.interrupt()
         try:
             yield answer
         finally:
-            self._forget(answer, names)
+            with self._lock:
+                for entry in entries:
+                    self._named.remove(entry)
 
     def interrupt(self, name: str) -> int:
         """End the answers of this name; returns how many there were."""
         with self._lock:
-            answers = list(self._by_name.get(name, ()))
+            answers = self._answers(name)
         for answer in answers:
             answer.interrupt()
         return len(answers)
 
-    def _forget(self, answer: RunningAnswer, names: Collection[str]) -> None:
-        with self._lock:
-            for name in set(names):
-                answers = self._by_name[name]
-                answers.remove(answer)
-                if not answers:
-                    del self._by_name[name]
+    def _answers(self, name: str | None) -> list[RunningAnswer]:
+        return [answer for known, answer in list(self._named) if known == name]

@@ -63,7 +63,8 @@ class PrefixHistory:
 
     def __init__(self, capacity: int = 64) -> None:
         self._entries: deque[_Entry] = deque(maxlen=capacity)
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end a stream, which adds its request, while one is added.
+        self._lock = threading.RLock()
 
     def add(self, prompt: Sequence[int], answer: Sequence[int], salt: str | None) -> None:
         """Remember a request."""
