@@ -70,7 +70,10 @@ class Engine:
         self._launched: deque[tuple[StepPlan, PendingResult]] = deque()
         self._num_steps = 0
         self._num_counted = 0
-        self._rates: deque[tuple[float, float, int]] = deque()
+        #: Of the last seconds' steps the end, the length and the tokens; and the sums of the latter two.
+        self._recent: deque[tuple[float, float, int]] = deque()
+        self._recent_seconds = 0.0
+        self._recent_tokens = 0
 
     def add(self, request: Request) -> None:
         """Queue a request, or let it wait for its grammar first.
@@ -159,10 +162,14 @@ class Engine:
         self._num_steps += 1
         now = time.monotonic()
         generated = self.scheduler.num_generated
-        self._rates.append((now, now - start, generated - self._num_counted))
+        self._recent.append((now, now - start, generated - self._num_counted))
+        self._recent_seconds += now - start
+        self._recent_tokens += generated - self._num_counted
         self._num_counted = generated
-        while self._rates[0][0] < now - RATE_WINDOW_SECONDS:
-            self._rates.popleft()
+        while self._recent[0][0] < now - RATE_WINDOW_SECONDS:
+            _, seconds, tokens = self._recent.popleft()
+            self._recent_seconds -= seconds
+            self._recent_tokens -= tokens
 
     def count_cached(self, block_hashes: Sequence[bytes]) -> int:
         """How many leading blocks of a hash chain the prefix cache holds now."""
@@ -180,8 +187,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot."""
-        busy = sum(seconds for _, seconds, _ in self._rates)
-        rate = sum(tokens for _, _, tokens in self._rates) / busy if busy > 0 else 0.0
+        rate = self._recent_tokens / self._recent_seconds if self._recent_seconds > 0 else 0.0
         known = self.scheduler.stats()
         waiting = known.num_waiting + self._compiling.num_answers
         return replace(known, num_waiting=waiting, num_steps=self._num_steps, tokens_per_second=rate)
