@@ -29,6 +29,7 @@ from pagedlc import (
     PagedLCError,
     SamplingParams,
 )
+from pagedlc_engine.client import EngineClient
 from pagedlc_engine.errors import portable
 from pagedlc_engine.messages import Output
 from pagedlc_engine.process.wire import Vocabulary, pack_commands, pack_outputs, unpack_outputs
@@ -313,6 +314,18 @@ def test_a_killed_process_fails_its_requests_and_later_ones(own: tuple[LLM, int]
         llm.explain_prefix([1, 2, 3])
     assert not llm.usable
     assert pid not in engine_processes()
+
+
+def test_a_process_that_ends_before_its_client_is_there_fails_its_requests(folder: Path) -> None:
+    before = engine_processes()
+    with tiny_llm(folder, engine_host="process") as made:
+        host = made._start_host()
+        [pid] = engine_processes() - before
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: pid not in engine_processes())
+        made._client = EngineClient(host)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            made.generate([[1]], params(2))
 
 
 def test_a_stopped_process_does_not_hold_up_closing(own: tuple[LLM, int], monkeypatch: pytest.MonkeyPatch) -> None:

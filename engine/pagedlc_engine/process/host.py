@@ -80,6 +80,7 @@ class EngineProcess:
         self._closing = False
         self._news: SimpleQueue[_News] = SimpleQueue()
         self._deliver: Deliver = lambda output: True
+        self._death: Output | None = None
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, encode=pack_commands, decode=unpack_outputs)
         level = logging.getLogger("pagedlc_engine").getEffectiveLevel()
@@ -95,6 +96,8 @@ class EngineProcess:
     def start(self, deliver: Deliver) -> None:
         """See :class:`~pagedlc_engine.hosts.EngineHost`."""
         self._deliver = deliver
+        if self._death is not None:  # it was loaded, and ended before anybody listened
+            deliver(self._death)
 
     def send(self, command: Command) -> None:
         """See :class:`~pagedlc_engine.hosts.EngineHost`."""
@@ -160,7 +163,8 @@ class EngineProcess:
     def _report_death(self, how: str, output: IO[bytes]) -> None:
         words = _last_words(output)
         self._news.put(LoadFailed(EngineDeadError(f"The engine's process {how} while it loaded.{words}")))
-        self._deliver(Output([], died=EngineDeadError(f"The engine's process {how}; make a new engine.{words}")))
+        self._death = Output([], died=EngineDeadError(f"The engine's process {how}; make a new engine.{words}"))
+        self._deliver(self._death)
 
 
 def _spawn(descriptor: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
