@@ -118,7 +118,7 @@ def _token_ids(given: object) -> array[int]:
     except TypeError:
         raise InvalidRequestError(_not_a_prompt(given)) from None
     except OverflowError:
-        raise InvalidRequestError(f"Token ids have at most 32 bits; the largest here is {max(given)}.") from None
+        raise InvalidRequestError(f"Token ids have at most 32 bits; {max(given, key=abs)} has more.") from None
 
 
 def _is_int(item: object) -> bool:

@@ -86,6 +86,12 @@ def test_what_is_no_prompt_is_said_so(llm: LLM, prompt: Any) -> None:
         llm.generate(prompt)
 
 
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
+def test_a_token_id_beyond_32_bits_is_named(llm: LLM, number: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{number} has more"):
+        llm.generate([[1, number, 3]])
+
+
 @pytest.mark.parametrize("name", [None, 5, b"abc", ["a"], "x" * 300, "~nosuchuser/x", "a\0b"])
 def test_what_names_no_model(name: Any) -> None:
     with pytest.raises(ModelNotFoundError):
