@@ -7,11 +7,11 @@ import gc
 import os
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine_helpers import all_blocks_free, eventually, params
 from tiny_models import tiny_llm
 
 from pagedlc import (
@@ -21,7 +21,6 @@ from pagedlc import (
     InvalidRequestError,
     PagedLCError,
     PromptTooLongError,
-    SamplingParams,
 )
 from pagedlc_engine.client import RequestHandle
 from pagedlc_engine.request import Request
@@ -31,22 +30,6 @@ from pagedlc_engine.request import Request
 def llm(tmp_path: Path) -> Iterator[LLM]:
     with tiny_llm(tmp_path) as made:
         yield made
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.005)
-
-
-def all_blocks_free(llm: LLM) -> bool:
-    stats = llm.stats()
-    return stats.num_running == stats.num_waiting == 0 and stats.num_free_blocks == stats.num_blocks
-
-
-def params(max_tokens: int, **more: object) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
 
 
 def test_32_threads_and_200_tasks_share_an_engine_and_no_block_is_lost(llm: LLM) -> None:

@@ -7,15 +7,14 @@ import gc
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_helpers import PATHS, all_blocks_free, engine_processes, eventually, is_running, params
 from tiny_models import make_tiny_model, tiny_llm
 
 from pagedlc import (
@@ -30,16 +29,9 @@ from pagedlc import (
     SamplingParams,
 )
 from pagedlc_engine.client import EngineClient
-from pagedlc_engine.errors import portable
-from pagedlc_engine.messages import Output
-from pagedlc_engine.process.wire import Vocabulary, pack_commands, pack_outputs, unpack_outputs
-from pagedlc_engine.request import Logprob, RequestTimings, TokenDelta, TokenLogprobs
-from pagedlc_engine.stats import EngineStats
+from pagedlc_engine.request import TokenLogprobs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
-
-ROOT = Path(__file__).parents[2]
-PATHS = [str(ROOT), str(ROOT / "engine"), str(ROOT / "integrations"), str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="module")
@@ -67,36 +59,6 @@ def shared(folder: Path) -> Iterator[tuple[LLM, int]]:
 @pytest.fixture(scope="module")
 def llm(shared: tuple[LLM, int]) -> LLM:
     return shared[0]
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.005)
-
-
-def all_blocks_free(llm: LLM) -> bool:
-    stats = llm.stats()
-    return stats.num_running == stats.num_waiting == 0 and stats.num_free_blocks == stats.num_blocks
-
-
-def params(max_tokens: int, **more: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
-
-
-def engine_processes(parent: int | None = None) -> set[int]:
-    """Ids of the engines' processes that a process has started, zombies included."""
-    children = Path(f"/proc/{parent or os.getpid()}/task").glob("*/children")
-    return {int(pid) for file in children for pid in file.read_text().split()}
-
-
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -453,107 +415,3 @@ def test_a_loop_that_fails_tells_everyone_and_the_log(
     [record] = [item for item in caplog.records if item.name == "pagedlc_engine.loop"]
     assert "loop failed" in record.message
     assert "in broken" in record.message
-
-
-# -- programs -----------------------------------------------------------------------------------------
-
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path[:0] = {paths!r}
-from tiny_models import tiny_llm
-from pagedlc import SamplingParams
-llm = tiny_llm(Path({folder!r}), engine_host="process").load()
-{rest}
-"""
-
-
-def script(folder: Path, rest: str) -> str:
-    return SCRIPT.format(paths=PATHS, folder=str(folder), rest=rest)
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
-ANSWER = """
-print(llm.generate([[1, 2]], SamplingParams(max_tokens=3))[0].finished)
-print(*(pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()))
-"""
-
-
-def check_answer(program: subprocess.Popen[str]) -> None:
-    out, err = program.communicate(timeout=60)
-    assert out.startswith("True\n"), err
-    [pid] = map(int, out.split()[1:])
-    assert not is_running(pid)
-
-
-def test_a_script_without_main_guard_just_works(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(script(folder, ANSWER))
-    check_answer(start(str(file)))
-
-
-def test_files_where_the_program_runs_are_not_taken_for_modules(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("numpy.py", "sitecustomize.py"):
-        (tmp_path / name).write_text("raise SystemExit('the wrong module')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(PATHS))  # the tests' own may be relative
-    monkeypatch.chdir(tmp_path)
-    with tiny_llm(folder, engine_host="process") as made:
-        assert made.generate([[1]], params(2))[0].finished
-
-
-def test_it_works_from_the_command_line(folder: Path) -> None:
-    check_answer(start("-c", script(folder, ANSWER)))
-
-
-def test_it_dies_with_a_killed_parent(folder: Path) -> None:
-    stream = "stream = llm.generate_stream([1], SamplingParams(max_tokens=500)); next(stream)"
-    parent = start("-c", script(folder, f"{stream}\nprint(1, flush=True)\ninput()"))
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "1\n"
-    [pid] = engine_processes(parent.pid)
-    assert is_running(pid)
-    parent.kill()
-    parent.communicate(timeout=20)
-    eventually(lambda: not is_running(pid), 10)
-
-
-# -- on the wire --------------------------------------------------------------------------------------
-
-
-def test_outputs_come_out_as_they_went_in() -> None:
-    first = TokenDelta("a", 0, [1], [{1: Logprob(-0.5, 1)}], prompt_logprobs=[None], timings=RequestTimings(1.0, 2.0))
-    last = TokenDelta("a", 0, [2], [{2: Logprob(-1.5, 2)}], "stop", 2, timings=RequestTimings(1.0, 2.0, 3.0, 4.0))
-    failed = TokenDelta("b", 1, [], finish_reason="error", error=InvalidRequestError("no"))
-    sent = [Output([first], EngineStats(num_steps=1), {1: 2}), Output([last, failed], EngineStats(num_steps=2), {3: 4})]
-    [one] = unpack_outputs(pack_outputs(sent[:1]))
-    assert one == sent[0]
-    [both] = unpack_outputs(pack_outputs(["news", *sent]))[1:]
-    assert both.stats == EngineStats(num_steps=2)
-    assert both.replies == {1: 2, 3: 4}
-    merged, error = both.deltas
-    assert merged.token_ids == [1, 2]
-    assert merged.logprobs == [*(first.logprobs or []), *(last.logprobs or [])]
-    assert (merged.finish_reason, merged.stop_reason, merged.prompt_logprobs) == ("stop", 2, [None])
-    assert merged.timings == last.timings
-    assert isinstance(error.error, InvalidRequestError)
-
-
-def test_an_error_keeps_its_cause_as_text() -> None:
-    error = PagedLCError("outer")
-    error.__cause__ = ZeroDivisionError("inner")
-    made = portable(error)
-    assert type(made) is PagedLCError
-    assert "ZeroDivisionError: inner" in made.__notes__[0]
-    assert not hasattr(error, "__notes__")
-
-
-def test_a_tokenizer_that_cannot_travel_is_the_grammars_problem_only() -> None:
-    [packed] = pack_commands([Vocabulary(lambda: 1 / 0)])  # type: ignore[arg-type, return-value]
-    with pytest.raises(PagedLCError, match="engine_host='thread'"):
-        packed.unpack()
