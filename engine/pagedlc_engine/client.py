@@ -234,7 +234,11 @@ class EngineClient:
             box.names[key] = name
             self._pending[key] = _Pending(name, box, set(range(request.params.n)))
             now = time.monotonic()
-            self._host.send(Submit(replace(request, request_id=key, block_hashes=hashes, arrival_time=now)))
+            try:
+                self._host.send(Submit(replace(request, request_id=key, block_hashes=hashes, arrival_time=now)))
+            except BaseException:
+                self._forget(key)
+                raise
         return RequestHandle(self, name, key, box)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
