@@ -67,6 +67,11 @@ def test_without_a_compiler_torch_computes_and_the_log_says_why(
     [
         ("echo 'step.cpp:1: error: no such thing' >&2; exit 1", "error: no such thing"),
         ('[ "$1" = --version ] || exec touch /dev/null', "file too short|invalid ELF|cannot"),
+        (
+            '[ "$1" = --version ] && exit; for last; do :; done; echo "int x;" | cc -shared -x c - -o "$last"',
+            "pagedlc_is_fast",
+        ),
+        ("printf 'erreur interne: \\351' >&2; exit 1", "erreur interne"),
     ],
 )
 def test_a_broken_compiler_is_as_good_as_none(
@@ -164,6 +169,17 @@ def test_a_library_is_built_once_per_source(own_cache: Path, small_source: Path)
 
 
 @pytest.mark.usefixtures("small_source")
+def test_a_damaged_library_is_built_again(caplog: pytest.LogCaptureFixture) -> None:
+    built = build(QUICK)
+    whole = built.read_bytes()
+    # To load this would end the process with a bus error.
+    built.write_bytes(whole[: len(whole) // 2])
+    assert build(QUICK).read_bytes() == whole
+    assert "damaged" in caplog.text
+    assert list(built.parent.iterdir()) == [built]
+
+
+@pytest.mark.usefixtures("small_source")
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -173,4 +189,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypa
 def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -m64")
     with pytest.raises(BuildError, match="no-such-compiler does not run"):
+        build()
+    monkeypatch.setenv("CXX", 'c++ "')
+    with pytest.raises(BuildError, match="CXX cannot be read"):
         build()

@@ -50,15 +50,26 @@ def build(flags: tuple[str, ...] = FLAGS) -> Path:
     """
     compiler = _compiler()
     version = _run([*compiler, "--version"])
-    target = _cache_folder() / f"{_fingerprint(compiler, version, flags)}.so"
-    if not target.exists():
-        _compile(compiler, flags, target)
-    return target
+    folder, fingerprint = _cache_folder(), _fingerprint(compiler, version, flags)
+    for found in sorted(folder.glob(f"{fingerprint}-*.so")):
+        if found == _target(folder, fingerprint, found.read_bytes()):
+            return found
+        logger.warning("%s is damaged and is compiled again.", found)
+        found.unlink(missing_ok=True)
+    return _compile(compiler, flags, folder, fingerprint)
+
+
+def _target(folder: Path, fingerprint: str, content: bytes) -> Path:
+    """Names what it holds: to load half a library would kill the process."""
+    return folder / f"{fingerprint}-{hashlib.sha256(content).hexdigest()[:16]}.so"
 
 
 def _compiler() -> list[str]:
     """The command of the C++ compiler: ``$CXX``, or the first one on the path."""
-    chosen = shlex.split(os.environ.get("CXX", ""))
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"$CXX cannot be read ({error})") from error
     if chosen:
         return chosen
     for name in ("c++", "g++", "clang++"):
@@ -68,20 +79,24 @@ def _compiler() -> list[str]:
     raise BuildError("there is no C++ compiler (c++, g++ or clang++) on the PATH")
 
 
-def _compile(compiler: list[str], flags: tuple[str, ...], target: Path) -> None:
-    logger.info("Compiling the native CPU step, once, into %s.", target.parent)
-    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
+def _compile(compiler: list[str], flags: tuple[str, ...], folder: Path, fingerprint: str) -> Path:
+    logger.info("Compiling the native CPU step, once, into %s.", folder)
+    handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
         _run([*compiler, *flags, str(SOURCES / "step.cpp"), "-o", name])
+        target = _target(folder, fingerprint, Path(name).read_bytes())
         os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
+    return target
 
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} does not run: {error}") from error
     if done.returncode:

@@ -95,6 +95,7 @@ class Library:
 
     Raises:
         OSError: It cannot be loaded.
+        AttributeError: It is another library.
     """
 
     def __init__(self, path: str) -> None:
@@ -118,7 +119,7 @@ def load_library() -> Library | None:
     """The library for this machine; ``None`` where it cannot be built, for which the log has the reason (once)."""
     try:
         return Library(str(build()))
-    except (BuildError, OSError) as error:
+    except (BuildError, OSError, AttributeError) as error:
         logger.info("The native CPU step is off, torch computes instead: %s.", error)
         return None
 
