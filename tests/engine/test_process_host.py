@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import gc
 import os
 import random
@@ -26,6 +27,7 @@ from pagedlc import (
     ModelLoadError,
     ModelNotFoundError,
     PagedLCError,
+    RequestOutput,
     SamplingParams,
 )
 from pagedlc_engine.client import EngineClient
@@ -234,6 +236,26 @@ def test_a_bad_request_is_its_own_affair(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         llm.generate([[10_000_000]], params(5))
     assert len(first.token_ids) + sum(len(chunk.token_ids) for chunk in stream) == 60
+
+
+def test_values_of_the_programs_own_classes_go_over_as_what_they_are(llm: LLM) -> None:
+    class Urgency(enum.IntEnum):
+        HIGH = 1
+
+    class Tenant(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            return "another"
+
+    (output,) = llm.generate([[1, 2, 3]], params(3), priority=Urgency.HIGH, cache_salt=Tenant("a"))
+    assert len(output.outputs[0].token_ids) == 3
+    choice = {"choice": [Tenant("yes"), Tenant("no")]}
+    assert text_of(llm.generate([1, 2, 3], params(5, structured_outputs=choice))) in ("yes", "no")
+
+
+def text_of(outputs: list[RequestOutput]) -> str:
+    return outputs[0].outputs[0].text
 
 
 def test_a_model_loaded_in_a_thread_that_ends_lives_on(folder: Path) -> None:

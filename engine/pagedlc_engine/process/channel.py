@@ -12,19 +12,25 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["Channel"]
+__all__ = ["PROTOCOL", "Channel"]
 
 logger = logging.getLogger(__name__)
 
-_PROTOCOL = 5
+PROTOCOL = 5
 #: Whatever has come is read with one system call, since a reader gives up the interpreter for each.
 _BUFFER_BYTES = 1 << 18
 _JOIN_SECONDS = 1.0
+#: A program that ends by SIGPIPE at a closed pipe does not end by a closed channel. (macOS has no such flag.)
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 # Keeps the interpreter lock. Python's own call gives it up, and against busy threads that costs more than the call.
 _send_now = ctypes.PyDLL(None).send
 _send_now.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
 _send_now.restype = ctypes.c_ssize_t
+
+
+def _dump(batch: list[Any]) -> bytes:
+    return pickle.dumps(batch, PROTOCOL)
 
 
 class Channel:
@@ -37,6 +43,7 @@ class Channel:
         connection: A connected stream socket; the channel's own from now on.
         encode: Makes a batch of messages what is pickled: a list.
         decode: The other side's inverse of that.
+        dump: Pickles it.
     """
 
     def __init__(
@@ -44,11 +51,13 @@ class Channel:
         connection: socket.socket,
         encode: Callable[[list[Any]], list[Any]] = list,
         decode: Callable[[list[Any]], list[Any]] = list,
+        dump: Callable[[list[Any]], bytes] = _dump,
     ) -> None:
         self._socket = connection
         self._descriptor = connection.fileno()
         self._encode = encode
         self._decode = decode
+        self._dump = dump
         # Reentrant, as whoever holds it may be interrupted by the garbage collector or a signal, and these send, too.
         self._lock = threading.RLock()
         self._closed = False
@@ -71,7 +80,7 @@ class Channel:
             rest = b""
             try:
                 data = self._pickled([message])
-                sent = _send_now(self._descriptor, data, len(data), socket.MSG_DONTWAIT)
+                sent = _send_now(self._descriptor, data, len(data), socket.MSG_DONTWAIT | _NO_SIGNAL)
                 rest = data[max(sent, 0) :]
             finally:
                 if rest or self._waiting:
@@ -108,14 +117,14 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _pickled(self, batch: list[Any]) -> bytes:
-        return pickle.dumps(self._encode(batch), _PROTOCOL)
+        return self._dump(self._encode(batch))
 
     def _send_left_over(self) -> None:
         try:
             while (data := self._left_over.get()) is not None:
-                self._socket.sendall(data)
+                self._socket.sendall(data, _NO_SIGNAL)
                 while batch := self._gathered():
-                    self._socket.sendall(self._pickled(batch))
+                    self._socket.sendall(self._pickled(batch), _NO_SIGNAL)
         except OSError:
             self.close()
         except Exception:

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future
 from logging.handlers import QueueHandler
@@ -77,11 +78,15 @@ def _load_error(error: Exception) -> PagedLCError:
 
 
 def _receive(messages: Iterator[Any], inbox: Inbox, vocabulary: Future[Vocabulary]) -> None:
-    for message in messages:
-        if isinstance(message, Vocabulary):
-            vocabulary.set_result(message)
-        else:
-            inbox.put(message)
+    try:
+        for message in messages:
+            if isinstance(message, Vocabulary):
+                vocabulary.set_result(message)
+            else:
+                inbox.put(message)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
     # The parent has gone, or wants no more of this engine, whatever it is doing.
     os._exit(0)
 

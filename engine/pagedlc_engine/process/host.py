@@ -27,6 +27,7 @@ from pagedlc_engine.process.wire import (
     Ready,
     Setup,
     Vocabulary,
+    dump_commands,
     pack_commands,
     unpack_outputs,
 )
@@ -82,7 +83,7 @@ class EngineProcess:
         self._deliver: Deliver = lambda output: True
         self._death: Output | None = None
         ours, theirs = socket.socketpair()
-        self._channel = Channel(ours, encode=pack_commands, decode=unpack_outputs)
+        self._channel = Channel(ours, encode=pack_commands, decode=unpack_outputs, dump=dump_commands)
         level = logging.getLogger("pagedlc_engine").getEffectiveLevel()
         self._channel.send(Setup(config, spec, usual_threads(), level))
         self._thread = threading.Thread(target=self._run, args=(theirs,), name="pagedlc-engine", daemon=True)

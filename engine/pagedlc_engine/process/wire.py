@@ -5,6 +5,7 @@ Outputs travel as tuples: to pickle a step's deltas as objects takes the engine'
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from pagedlc_engine.errors import PagedLCError, UnsupportedModelError, portable
 from pagedlc_engine.grammar import TokenVocabulary
 from pagedlc_engine.messages import EngineInfo, Output, join_deltas
 from pagedlc_engine.model import ModelSpec
+from pagedlc_engine.process.channel import PROTOCOL
 from pagedlc_engine.request import RequestTimings, TokenDelta
 from pagedlc_engine.stats import EngineStats
 
@@ -26,6 +28,7 @@ __all__ = [
     "Ready",
     "Setup",
     "Vocabulary",
+    "dump_commands",
     "pack_commands",
     "pack_outputs",
     "unpack_outputs",
@@ -99,6 +102,28 @@ class Vocabulary:
 def pack_commands(messages: list[Any]) -> list[Any]:
     """A batch on its way to the engine."""
     return [_packed_vocabulary(item) if isinstance(item, Vocabulary) else item for item in messages]
+
+
+def dump_commands(batch: list[Any]) -> bytes:
+    """Pickle a batch; enums and other classes of the user's program go as the plain values that they are."""
+    buffer = io.BytesIO()
+    _CommandPickler(buffer, PROTOCOL).dump(batch)
+    return buffer.getvalue()
+
+
+class _CommandPickler(pickle.Pickler):
+    """The engine's process does not have the classes of the user's ``__main__``."""
+
+    def reducer_override(self, item: Any) -> Any:
+        """Called for what is of none of the basic types."""
+        # By the base's own methods: a class may write itself in another way.
+        if isinstance(item, str):
+            return str, (str.__str__(item),)
+        if isinstance(item, int):
+            return int, (int.__int__(item),)
+        if isinstance(item, float):
+            return float, (float.__float__(item),)
+        return NotImplemented
 
 
 def _packed_vocabulary(message: Vocabulary) -> Vocabulary:
