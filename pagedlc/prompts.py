@@ -6,6 +6,7 @@ import uuid
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, TypeAlias
 
 from pagedlc.tokenizer import Tokenizer
@@ -118,7 +119,9 @@ def _token_ids(given: object) -> array[int]:
     except TypeError:
         raise InvalidRequestError(_not_a_prompt(given)) from None
     except OverflowError:
-        raise InvalidRequestError(f"Token ids have at most 32 bits; {max(given, key=abs)} has more.") from None
+        # The first that does not fit is at fault; what comes after it may be anything.
+        large = next(item for item in given if not -(2**31) <= index(item) < 2**31)
+        raise InvalidRequestError(f"Token ids have at most 32 bits; {large} has more.") from None
 
 
 def _is_int(item: object) -> bool:

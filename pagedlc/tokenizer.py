@@ -242,9 +242,10 @@ def _configured_eos(path: Path) -> list[int]:
         value = json.loads(settings.read_text(encoding="utf-8")).get("eos_token_id")
     except (ValueError, AttributeError) as error:
         raise ModelLoadError(f"{settings} is damaged: {error}") from error
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+    found = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) for token in found):
+        raise ModelLoadError(f"{settings} is damaged: eos_token_id is {value!r}.")
+    return found
 
 
 def _templates(value: Any) -> dict[str, str]:

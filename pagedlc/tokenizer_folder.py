@@ -17,10 +17,12 @@ from pagedlc_engine.errors import ModelLoadError
 __all__ = ["read_plain_folder"]
 
 #: Classes that take ``tokenizer.json`` as it is.
-_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast")
+_QWEN_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", *_QWEN_CLASSES)
 #: Settings that, when on, make transformers change what ``tokenizer.json`` says.
 _CHANGES = ("add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens", "auto_map", "from_slow")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OLDER_FILES = ("special_tokens_map.json", "added_tokens.json")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -30,8 +32,21 @@ def read_plain_folder(path: Path) -> dict[str, Any] | None:
     Raises:
         ModelLoadError: ``tokenizer.json`` is damaged.
     """
-    config = _json(path / "tokenizer_config.json")
-    if config.get("tokenizer_class") not in _PLAIN_CLASSES or any(config.get(name) for name in _CHANGES):
+    try:
+        return _read(path, _json(path / "tokenizer_config.json"))
+    except (TypeError, KeyError, AttributeError, ValueError):  # a configuration of another shape
+        return None
+
+
+def _read(path: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    kind = config.get("tokenizer_class")
+    if kind not in _PLAIN_CLASSES or any(config.get(name) for name in _CHANGES):
+        return None
+    # What stands nowhere has a value in these classes.
+    if kind in _QWEN_CLASSES and not all(name in config for name in ("eos_token", "unk_token", "pad_token")):
+        return None
+    # Older files that have a say where the configuration does not describe the added tokens.
+    if "added_tokens_decoder" not in config and any((path / name).is_file() for name in _OLDER_FILES):
         return None
     # transformers mends the word splitting of some of Mistral's files.
     if not (path / "tokenizer.json").is_file() or "stral" in str(_json(path / "config.json").get("model_type")):

@@ -90,6 +90,8 @@ def test_what_is_no_prompt_is_said_so(llm: LLM, prompt: Any) -> None:
 def test_a_token_id_beyond_32_bits_is_named(llm: LLM, number: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"{number} has more"):
         llm.generate([[1, number, 3]])
+    with pytest.raises(InvalidRequestError, match=f"{number} has more"):
+        llm.generate([[1, number, "a", None]])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("name", [None, 5, b"abc", ["a"], "x" * 300, "~nosuchuser/x", "a\0b"])

@@ -14,6 +14,7 @@ import tokenizers
 from pagedlc.models import resolve_model
 from pagedlc.tokenizer import Tokenizer
 from pagedlc.tokenizer_folder import read_plain_folder
+from pagedlc_engine.errors import ModelLoadError
 
 TEXTS = ["Hello, world! It's 12345.", "<|im_start|>user\nÜber 你好 👩‍👩‍👧‍👦<|im_end|>\n", "  two  spaces  "]
 PLAIN: dict[str, Any] = {
@@ -88,10 +89,29 @@ def test_the_plain_reading_is_that_of_transformers(folder: Path, smollm: Tokeniz
         {"added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": False}}},
         {"added_tokens_decoder": {"99999": {"content": "<|more|>", "special": True}}},
         {"auto_map": {"AutoTokenizer": ["x.Y", None]}},
+        {"tokenizer_class": "Qwen2Tokenizer"},
+        {"chat_template": 5},
+        {"eos_token": {"text": "</s>"}},
+        {"added_tokens_decoder": [1]},
+        {"added_tokens_decoder": {"1": "<|im_start|>"}},
     ],
 )
 def test_what_asks_for_more_is_left_to_transformers(folder: Path, changes: dict[str, Any]) -> None:
     assert read_plain_folder(configure(folder, **changes)) is None
+
+
+def test_an_end_token_that_only_an_older_file_names(folder: Path) -> None:
+    settings = {name: value for name, value in PLAIN.items() if name != "eos_token"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    assert Tokenizer.from_files(resolve_model(folder)).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("value", ["</s>", ["2"], {"a": 1}])
+def test_generation_settings_without_sense_are_named(folder: Path, value: Any) -> None:
+    (configure(folder) / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ModelLoadError, match="generation_config"):
+        Tokenizer.from_files(resolve_model(folder))
 
 
 def test_mistrals_files_are_left_to_transformers(folder: Path) -> None:
