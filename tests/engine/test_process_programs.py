@@ -69,6 +69,15 @@ def test_files_where_the_program_runs_are_not_taken_for_modules(
         assert made.generate([[1]], params(2))[0].finished
 
 
+def test_a_program_without_standard_streams(folder: Path, tmp_path: Path) -> None:
+    answer = "llm.generate([[1]], SamplingParams(max_tokens=2))[0].finished"
+    rest = f"Path({str(tmp_path / 'out')!r}).write_text(str({answer}))"
+    code = "import os\nfor number in range(3): os.close(number)\n" + script(folder, rest)
+    program = start("-c", code)
+    program.communicate(timeout=60)
+    assert (tmp_path / "out").read_text() == "True"
+
+
 def test_it_works_from_the_command_line(folder: Path) -> None:
     check_answer(start("-c", script(folder, ANSWER)))
 

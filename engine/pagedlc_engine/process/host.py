@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
@@ -82,7 +83,7 @@ class EngineProcess:
         self._news: SimpleQueue[_News] = SimpleQueue()
         self._deliver: Deliver = lambda output: True
         self._death: Output | None = None
-        ours, theirs = socket.socketpair()
+        ours, theirs = (_above_standard_streams(end) for end in socket.socketpair())
         self._channel = Channel(ours, encode=pack_commands, decode=unpack_outputs, dump=dump_commands)
         level = logging.getLogger("pagedlc_engine").getEffectiveLevel()
         self._channel.send(Setup(config, spec, usual_threads(), level))
@@ -166,6 +167,12 @@ class EngineProcess:
         self._news.put(LoadFailed(EngineDeadError(f"The engine's process {how} while it loaded.{words}")))
         self._death = Output([], died=EngineDeadError(f"The engine's process {how}; make a new engine.{words}"))
         self._deliver(self._death)
+
+
+def _above_standard_streams(end: socket.socket) -> socket.socket:
+    """In a program that has closed its standard streams, a new descriptor takes the place of one of them."""
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _spawn(descriptor: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
