@@ -7,7 +7,8 @@ import weakref
 
 __all__ = ["set_aside", "set_aside_too", "take_back"]
 
-_users: weakref.WeakSet[object] = weakref.WeakSet()
+#: By the user's id: what takes back in its name, at the latest when it ends.
+_users: dict[int, weakref.finalize[..., object]] = {}
 
 
 def set_aside(user: object) -> None:
@@ -18,9 +19,11 @@ def set_aside(user: object) -> None:
     every thread stands still: the engine's, and all its readers.
 
     Args:
-        user: Who wants it so; not kept alive.
+        user: Who wants it so; not kept alive. Its end is as good as :func:`take_back`.
     """
-    _users.add(user)
+    if id(user) not in _users:
+        _users[id(user)] = weakref.finalize(user, _forget, id(user))
+        _users[id(user)].atexit = False
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -35,6 +38,12 @@ def set_aside_too() -> None:
 def take_back(user: object) -> None:
     """Let the collector see everything again, so that what was let go of meanwhile is freed; if nobody else is left
     who called :func:`set_aside`."""
-    _users.discard(user)
+    end = _users.get(id(user))
+    if end is not None:
+        end()
+
+
+def _forget(user: int) -> None:
+    _users.pop(user, None)
     if not _users:
         gc.unfreeze()

@@ -82,6 +82,7 @@ def test_an_llm_that_is_only_dropped_still_ends_its_engine(tmp_path: Path, as_on
     client = weakref.ref(llm._ready())
     del llm
     assert client() is None
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_cpu_engine_leaves_the_collector_alone(tmp_path: Path) -> None:
