@@ -59,3 +59,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_ON_DEMAND[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

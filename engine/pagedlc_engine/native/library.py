@@ -120,7 +120,9 @@ def load_library() -> Library | None:
     try:
         return Library(str(build()))
     except (BuildError, OSError, AttributeError) as error:
-        logger.info("The native CPU step is off, torch computes instead: %s.", error)
+        logger.warning(
+            "The CPU step could not be compiled, torch computes instead, some three times slower: %s.", error
+        )
         return None
 
 
