@@ -168,6 +168,19 @@ def test_a_library_is_built_once_per_source(own_cache: Path, small_source: Path)
     assert ctypes.CDLL(str(first)).answer() == 42
 
 
+@pytest.mark.usefixtures("library")
+def test_a_cache_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    code = f"import runpy; print(runpy.run_path({compiler.__file__!r})['build']({QUICK!r}))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(tmp_path / "temporary"))
+    assert not done.stderr
+    assert not list((tmp_path / "temporary").iterdir())
+
+
 @pytest.mark.usefixtures("small_source")
 def test_a_damaged_library_is_built_again(caplog: pytest.LogCaptureFixture) -> None:
     built = build(QUICK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import logging
@@ -120,7 +121,10 @@ def _cache_folder() -> Path:
 
 @functools.cache
 def _temporary_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="pagedlc-native-"))
+    """Deleted when the process ends."""
+    folder = tempfile.mkdtemp(prefix="pagedlc-native-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _fingerprint(compiler: list[str], version: str, flags: tuple[str, ...]) -> str:
