@@ -31,7 +31,7 @@ FLAGS = (
     "-pthread",
     "-w",
 )
-_TIMEOUT_SECONDS = 300
+_TIMEOUT_SECONDS = 90
 
 
 class BuildError(Exception):
