@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pagedlc_engine.attention.base import AttentionBackend
+from pagedlc_engine.attention.base import AttentionBackend, kv_bytes_per_block
 from pagedlc_engine.attention.torch_backend import TorchAttention
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import ConfigError, OutOfMemoryError
@@ -192,7 +192,7 @@ def num_kv_blocks(
         OutOfMemoryError: There is no memory for even two blocks.
         ConfigError: The cache would be too small for one request of ``max_model_len`` that was asked for.
     """
-    per_block = placement.attention.bytes_per_block(spec, placement.block_size, placement.dtype)
+    per_block = kv_bytes_per_block(spec, placement.block_size, placement.dtype)
     enough = config.max_num_seqs * -(-max_model_len // placement.block_size) + 1
     if config.num_blocks is not None:
         blocks = config.num_blocks

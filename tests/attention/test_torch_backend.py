@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedlc_engine.attention.base import kv_bytes_per_block
 from pagedlc_engine.attention.parts import Limits
-from pagedlc_engine.attention.torch_backend import TorchAttention
 from pagedlc_engine.errors import OutOfMemoryError
 from tests.attention.helpers import EAGER, NEVER, Row, Shape, World
 
@@ -257,7 +257,7 @@ def test_bytes_per_block_is_what_a_block_takes() -> None:
     world = World(shape=shape, num_blocks=50)
     allocated = sum(cache.blocks.nbytes for cache in world.backend._caches)
     spec: object = shape
-    assert TorchAttention.bytes_per_block(spec, 4, torch.float32) * 50 == allocated  # type: ignore[arg-type]
+    assert kv_bytes_per_block(spec, 4, torch.float32) * 50 == allocated  # type: ignore[arg-type]
 
 
 def test_a_cache_beyond_memory_names_the_option_to_change() -> None:

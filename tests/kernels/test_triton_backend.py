@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from pagedlc_engine.attention.base import AttentionBatch
+from pagedlc_engine.attention.base import AttentionBatch, kv_bytes_per_block
 from pagedlc_engine.attention.torch_backend import TorchAttention
 from pagedlc_engine.attention.triton_backend import TritonAttention
 from tests.kernels.support import relative_error
@@ -75,4 +75,4 @@ def test_copied_blocks_answer_alike(device: torch.device) -> None:
 
 def test_bytes_per_block_are_what_is_allocated(device: torch.device) -> None:
     spec = make_spec((None, None, None))
-    assert TritonAttention.bytes_per_block(spec, BLOCK, torch.float16) == 3 * 2 * 2 * 16 * 2 * BLOCK
+    assert kv_bytes_per_block(spec, BLOCK, torch.float16) == 3 * 2 * 2 * 16 * 2 * BLOCK

@@ -13,14 +13,37 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pagedlc_engine.errors import OutOfMemoryError
+
 if TYPE_CHECKING:
     import torch
 
     from pagedlc_engine.model.spec import ModelSpec
 
-__all__ = ["AttentionBackend", "AttentionBatch", "IntArray", "LayerAttention"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionBatch",
+    "IntArray",
+    "LayerAttention",
+    "cpu_cache_too_large",
+    "kv_bytes_per_block",
+]
 
 IntArray = npt.NDArray[np.integer]
+
+
+def kv_bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that keys and values of one block take over all layers, whatever their layout."""
+    size: int = spec.num_layers * block_size * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    return size
+
+
+def cpu_cache_too_large(num_blocks: int, bytes_per_block: int) -> OutOfMemoryError:
+    """The error of a KV cache that the host has no memory for."""
+    return OutOfMemoryError(
+        f"The KV cache of {num_blocks} blocks ({num_blocks * bytes_per_block / 2**20:.0f} MiB) could not be allocated; "
+        "lower num_blocks or kv_cache_memory_bytes."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +105,6 @@ class AttentionBackend(Protocol):
         Raises:
             OutOfMemoryError: The cache does not fit into the device's memory.
         """
-        ...
-
-    @classmethod
-    def bytes_per_block(cls, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes one block takes over all layers."""
         ...
 
     def plan(self, batch: AttentionBatch) -> Any:

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagedlc_engine.attention.base import AttentionBatch, IntArray
+from pagedlc_engine.attention.base import AttentionBatch, IntArray, cpu_cache_too_large, kv_bytes_per_block
 from pagedlc_engine.attention.parts import Limits, contiguous, split_step
 from pagedlc_engine.attention.torch_parts import Geometry, LayerCache, StepAttention
-from pagedlc_engine.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from pagedlc_engine.model.spec import ModelSpec
@@ -68,17 +67,7 @@ class TorchAttention:
                 for _ in range(spec.num_layers)
             ]
         except RuntimeError as error:
-            size = num_blocks * self.bytes_per_block(spec, block_size, dtype)
-            raise OutOfMemoryError(
-                f"The KV cache of {num_blocks} blocks ({size / 2**20:.0f} MiB) could not be allocated; "
-                "lower num_blocks or kv_cache_memory_bytes."
-            ) from error
-
-    @classmethod
-    def bytes_per_block(cls, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes one block takes over all layers."""
-        size: int = spec.num_layers * block_size * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-        return size
+            raise cpu_cache_too_large(num_blocks, kv_bytes_per_block(spec, block_size, dtype)) from error
 
     def plan(self, batch: AttentionBatch) -> TorchLayerAttention:
         """Prepare one step: cut it into parts once per distinct window, and build all index tensors."""

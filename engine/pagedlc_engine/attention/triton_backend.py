@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pagedlc_engine.attention.base import AttentionBatch
+from pagedlc_engine.attention.base import AttentionBatch, kv_bytes_per_block
 from pagedlc_engine.errors import OutOfMemoryError
 from pagedlc_engine.kernels.attention_plan import AttentionGeometry, AttentionPlan, plan_attention
 from pagedlc_engine.kernels.paged_attention import paged_attention
@@ -55,16 +55,11 @@ class TritonAttention:
             # Not cleared: the kernels never use a slot that no request has written.
             self._cache = torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError as error:
-            size = num_blocks * self.bytes_per_block(spec, block_size, dtype)
+            size = num_blocks * kv_bytes_per_block(spec, block_size, dtype)
             raise OutOfMemoryError(
                 f"The KV cache of {num_blocks} blocks ({size / 2**30:.1f} GiB) could not be allocated on {device}; "
                 "lower gpu_memory_utilization, kv_cache_memory_bytes or num_blocks."
             ) from error
-
-    @classmethod
-    def bytes_per_block(cls, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes one block takes over all layers."""
-        return spec.num_layers * block_size * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
 
     def plan(self, batch: AttentionBatch) -> TritonLayerAttention:
         """Prepare one step: cut it into tiles and send them to the device."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pagedlc_engine.attention.base import kv_bytes_per_block
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.cuda.fused_decoder import FusedDecoder
 from pagedlc_engine.cuda.memory import MemoryBudget
@@ -81,7 +82,7 @@ def build_cuda_runner(
             "%d CUDA graphs captured in %.1f s, %.2f GiB; %.1f of %.1f GiB in use.",
             num_blocks,
             placement.block_size,
-            num_blocks * placement.attention.bytes_per_block(spec, placement.block_size, placement.dtype) / 2**30,
+            num_blocks * kv_bytes_per_block(spec, placement.block_size, placement.dtype) / 2**30,
             tokens / max_model_len,
             max_model_len,
             graphs,
@@ -126,7 +127,7 @@ def _allocate(spec: ModelSpec, block_size: int, num_blocks: int, placement: Plac
         # Not cleared: no kernel uses a slot that no request has written.
         return torch.empty(shape, dtype=placement.dtype, device=placement.device)
     except RuntimeError as error:
-        size = num_blocks * placement.attention.bytes_per_block(spec, block_size, placement.dtype)
+        size = num_blocks * kv_bytes_per_block(spec, block_size, placement.dtype)
         raise OutOfMemoryError(
             f"The KV cache of {num_blocks} blocks ({size / 2**30:.1f} GiB) could not be allocated on "
             f"{placement.device}; lower gpu_memory_utilization, kv_cache_memory_bytes or num_blocks."

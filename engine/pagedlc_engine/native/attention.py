@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pagedlc_engine.attention.base import AttentionBatch, IntArray
-from pagedlc_engine.errors import OutOfMemoryError
+from pagedlc_engine.attention.base import AttentionBatch, IntArray, cpu_cache_too_large, kv_bytes_per_block
 
 if TYPE_CHECKING:
     from pagedlc_engine.model.spec import ModelSpec
@@ -63,19 +62,9 @@ class NativeAttention:
             # Not cleared, so not in memory before it is used; a query reads nothing its request did not write.
             self.caches = [torch.empty(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
         except RuntimeError as error:
-            size = num_blocks * self.bytes_per_block(spec, block_size, dtype)
-            raise OutOfMemoryError(
-                f"The KV cache of {num_blocks} blocks ({size / 2**20:.0f} MiB) could not be allocated; "
-                "lower num_blocks or kv_cache_memory_bytes."
-            ) from error
+            raise cpu_cache_too_large(num_blocks, kv_bytes_per_block(spec, block_size, dtype)) from error
         #: Of the layers' caches, as the compiled code takes them.
         self.addresses = (ctypes.c_void_p * spec.num_layers)(*(cache.data_ptr() for cache in self.caches))
-
-    @classmethod
-    def bytes_per_block(cls, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes one block takes over all layers."""
-        size: int = spec.num_layers * block_size * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-        return size
 
     def plan(self, batch: AttentionBatch) -> NativeStep:
         """Prepare one step."""
