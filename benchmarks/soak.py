@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pagedlc import LLM, SamplingParams
 from pagedlc.outputs import CompletionChunk
+from tests.engine.tiny_models import write_byte_tokenizer
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -331,14 +331,7 @@ def folder_for(config: dict[str, Any]) -> Path:
     """A model folder with a tokenizer of a token a byte."""
     folder = Path(tempfile.mkdtemp(prefix="pagedlc-soak-"))
     (folder / "config.json").write_text(json.dumps(config))
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>"])
-    backend.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_byte_tokenizer(folder)
     return folder
 
 

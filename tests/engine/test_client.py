@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_helpers import all_blocks_free, eventually, params
+from engine_helpers import all_blocks_free, eventually, let_a_crowd_share, params
 from tiny_models import tiny_llm
 
 from pagedlc import (
@@ -33,49 +32,7 @@ def llm(tmp_path: Path) -> Iterator[LLM]:
 
 
 def test_32_threads_and_200_tasks_share_an_engine_and_no_block_is_lost(llm: LLM) -> None:
-    expected = {
-        length: llm.generate([list(range(1, length))], params(12, temperature=0))[0].outputs[0].token_ids
-        for length in range(5, 40)
-    }
-    finished: list[int] = []
-
-    def check(length: int) -> None:
-        output = llm.generate([list(range(1, length))], params(12, temperature=0))[0]
-        assert output.outputs[0].token_ids == expected[length]
-        finished.append(length)
-
-    def thread(seed: int) -> None:
-        draw = random.Random(seed)
-        for _ in range(3):
-            check(draw.randint(5, 39))
-        stream = llm.generate_stream(list(range(1, draw.randint(5, 39))), params(200))
-        next(stream)
-        stream.close()
-
-    async def task(seed: int) -> bool:
-        length = 5 + seed % 35
-        if seed % 4 == 0:
-            running = asyncio.create_task(llm.agenerate([list(range(1, length))], params(400)))
-            await asyncio.sleep(0.001 * (seed % 7))
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            return False
-        output = (await llm.agenerate([list(range(1, length))], params(12, temperature=0)))[0]
-        return output.outputs[0].token_ids == expected[length]
-
-    async def tasks() -> list[bool]:
-        return await asyncio.gather(*(task(seed) for seed in range(200)))
-
-    threads = [threading.Thread(target=thread, args=(seed,)) for seed in range(32)]
-    for item in threads:
-        item.start()
-    right = asyncio.run(tasks())
-    for item in threads:
-        item.join(60)
-    assert sum(right) == 150
-    assert len(finished) == 96
-    eventually(lambda: all_blocks_free(llm))
+    let_a_crowd_share(llm, llm, num_threads=32, num_tasks=200, cancel_every=4)
 
 
 def test_closing_a_stream_frees_its_blocks(llm: LLM) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import gc
 import os
-import random
 import signal
 import sys
 import threading
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_helpers import PATHS, all_blocks_free, engine_processes, eventually, is_running, params
+from engine_helpers import PATHS, all_blocks_free, engine_processes, eventually, is_running, let_a_crowd_share, params
 from tiny_models import make_tiny_model, tiny_llm
 
 from pagedlc import (
@@ -47,15 +45,19 @@ def threaded(folder: Path) -> Iterator[LLM]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[tuple[LLM, int]]:
-    """A model that no test breaks, and its process."""
+def with_process(folder: Path) -> Iterator[tuple[LLM, int]]:
     before = engine_processes()
     with tiny_llm(folder, engine_host="process") as made:
         made.load()
         [pid] = engine_processes() - before
         yield made, pid
     assert pid not in engine_processes()
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[tuple[LLM, int]]:
+    """A model that no test breaks, and its process."""
+    yield from with_process(folder)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +68,7 @@ def llm(shared: tuple[LLM, int]) -> LLM:
 @pytest.fixture
 def own(folder: Path) -> Iterator[tuple[LLM, int]]:
     """A model that a test may break, and its process."""
-    before = engine_processes()
-    with tiny_llm(folder, engine_host="process") as made:
-        made.load()
-        [pid] = engine_processes() - before
-        yield made, pid
-    assert pid not in engine_processes()
+    yield from with_process(folder)
 
 
 # -- the same answers ---------------------------------------------------------------------------------
@@ -155,49 +152,7 @@ def test_the_numbers_of_a_silent_long_answer_are_seen_on_the_way(llm: LLM) -> No
 
 
 def test_16_threads_and_50_tasks_share_it_and_no_block_is_lost(llm: LLM, threaded: LLM) -> None:
-    expected = {
-        length: threaded.generate([list(range(1, length))], params(12, temperature=0))[0].outputs[0].token_ids
-        for length in range(5, 40)
-    }
-    finished: list[int] = []
-
-    def check(length: int) -> None:
-        output = llm.generate([list(range(1, length))], params(12, temperature=0))[0]
-        assert output.outputs[0].token_ids == expected[length]
-        finished.append(length)
-
-    def thread(seed: int) -> None:
-        draw = random.Random(seed)
-        for _ in range(3):
-            check(draw.randint(5, 39))
-        stream = llm.generate_stream(list(range(1, draw.randint(5, 39))), params(200))
-        next(stream)
-        stream.close()
-
-    async def task(seed: int) -> bool:
-        length = 5 + seed % 35
-        if seed % 5 == 0:
-            running = asyncio.create_task(llm.agenerate([list(range(1, length))], params(400)))
-            await asyncio.sleep(0.001 * (seed % 7))
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            return False
-        output = (await llm.agenerate([list(range(1, length))], params(12, temperature=0)))[0]
-        return output.outputs[0].token_ids == expected[length]
-
-    async def tasks() -> list[bool]:
-        return await asyncio.gather(*(task(seed) for seed in range(50)))
-
-    threads = [threading.Thread(target=thread, args=(seed,)) for seed in range(16)]
-    for item in threads:
-        item.start()
-    right = asyncio.run(tasks())
-    for item in threads:
-        item.join(60)
-    assert sum(right) == 40
-    assert len(finished) == 48
-    eventually(lambda: all_blocks_free(llm))
+    let_a_crowd_share(llm, threaded, num_threads=16, num_tasks=50, cancel_every=5)
 
 
 def test_abort_and_close_free_the_blocks(llm: LLM) -> None:

@@ -35,15 +35,20 @@ def make_tiny_model(folder: Path, **changes: Any) -> Path:
     """A folder that looks like a Hugging Face model: byte-level tokenizer, template, config; no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    write_byte_tokenizer(folder, chat_template=TEMPLATE)
+    return folder
+
+
+def write_byte_tokenizer(folder: Path, **settings: Any) -> None:
+    """Tokenizer files of a token a byte, and a beginning and an end; ``settings`` go into their configuration."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<s>", "</s>"])
     backend.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
-    return folder
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**known, **settings}))
 
 
 def tiny_llm(folder: Path, *, vocab_size: int = VOCAB_SIZE, **options: Any) -> LLM:
