@@ -125,8 +125,10 @@ def first_stop(text: str, stops: Sequence[str], after: int = 0) -> tuple[int, in
 
 
 def certain(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """The text of some first tokens as far as it is whole characters."""
-    return tokenizer.decode(token_ids).rstrip("\ufffd")
+    """The text of some first tokens up to the last one that ends with a whole character. A token may hold a space
+    and half an emoji; the space then comes with the rest of the emoji."""
+    texts = (tokenizer.decode(token_ids[:end]) for end in range(len(token_ids), -1, -1))
+    return next(text for text in texts if not text.endswith("\ufffd"))
 
 
 @settings(max_examples=200, deadline=None)
