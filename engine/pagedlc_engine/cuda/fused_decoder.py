@@ -45,7 +45,7 @@ class StepTensors:
         sample_rows: int32 [samples], rows of the hidden vectors to sample from.
         plan: Attention tiles; the host arrays in it are not used.
         hidden: [tokens, hidden_size], for vectors after the last norm where ``shape.every_row``; otherwise scratch.
-        logits: [samples, vocab_size] in the model's type, for the result.
+        logits: [samples, vocab_size] float32, for the result: rounded to bfloat16, near ones would become equal.
     """
 
     shape: StepShape
@@ -115,7 +115,7 @@ class FusedDecoder:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab_size] for hidden vectors [S, hidden_size] after the last norm."""
-        return torch.mm(hidden, self._head.t()).float()
+        return _float32_product(hidden, self._head, hidden.new_empty(len(hidden), len(self._head), dtype=torch.float32))
 
     def forward(self, step: StepTensors, cache: Tensor) -> Tensor:
         """Run the model over a step; fills ``step.logits``, and ``step.hidden`` where ``step.shape.every_row``.
@@ -177,7 +177,7 @@ class FusedDecoder:
             hidden = add_rms_norm(product, stream, gain, eps, out=hidden, overlap=True)
         alone = step.shape.decodes or step.shape.samples_alone
         rows = hidden if alone else embed(step.sample_rows, hidden)
-        torch.mm(rows, self._head.t(), out=step.logits)
+        _float32_product(rows, self._head, step.logits)
         return rows
 
     def _attend(self, layer: _Layer, projected: Tensor, step: StepTensors, keys: Tensor, values: Tensor) -> Tensor:
@@ -198,6 +198,13 @@ class FusedDecoder:
     def _fuses_decode(self, shape: StepShape) -> bool:
         alone = shape.decodes and not shape.shared
         return alone and prefers_fused_decode(shape.narrow, shape.narrow_splits, self.spec.num_kv_heads)
+
+
+def _float32_product(rows: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """``rows @ weight.T`` into float32 ``out``, summed in float32 and not rounded to the operands' type."""
+    if rows.dtype == torch.float32:
+        return torch.mm(rows, weight.t(), out=out)
+    return torch.mm(rows, weight.t(), out_dtype=torch.float32, out=out)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

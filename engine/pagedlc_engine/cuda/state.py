@@ -69,7 +69,7 @@ class DeviceState:
         self.sampled = torch.zeros(layout.samples, dtype=torch.int64, device=device)
         # One for all steps: results in every graph's own memory would add up to gigabytes.
         self._hidden = torch.zeros((layout.plane, spec.hidden_size), dtype=dtype, device=device)
-        self._logits = torch.zeros((layout.samples, spec.vocab_size), dtype=dtype, device=device)
+        self._logits = torch.zeros((layout.samples, spec.vocab_size), dtype=torch.float32, device=device)
 
     @property
     def sampling(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
