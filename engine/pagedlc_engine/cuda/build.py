@@ -71,8 +71,10 @@ def build_cuda_runner(
     )
     available = None if budget is None else budget.left(_activations(runner, placement, spec, placement.block_size))
     num_blocks = num_kv_blocks(config, placement, spec, max_model_len, available)
+    # First the tensor: a number of blocks that no card can hold would fill the host's memory with bookkeeping.
+    kv = _allocate(spec, placement.block_size, num_blocks, placement)
     cache = KVCacheManager(BlockPool(num_blocks), placement.block_size, config.enable_prefix_caching)
-    runner.attach(_allocate(spec, placement.block_size, num_blocks, placement), cache)
+    runner.attach(kv, cache)
     start, before = time.monotonic(), 0 if budget is None else budget.used
     graphs = runner.capture(progress)
     if budget is not None:
