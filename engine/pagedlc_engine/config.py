@@ -6,6 +6,7 @@ Names are vLLM's where vLLM has the option, and the same in Python and on the co
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,6 @@ from pagedlc_engine.errors import ConfigError
 
 __all__ = ["EngineConfig", "check_option_names", "validation_message"]
 
-Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "gguf", "safetensors", "dummy"]
 AttentionBackendName = Literal["auto", "torch", "triton"]
@@ -29,7 +29,8 @@ class EngineConfig(BaseModel):
         model: Folder with ``config.json`` (and safetensors), or a ``.gguf`` file. Already resolved: the
             engine does not know about model names or hubs.
         load_format: ``"auto"`` looks at the files; ``"dummy"`` makes random weights from the config alone.
-        device: ``"auto"`` takes a CUDA device when there is one.
+        device: ``"cpu"``, ``"cuda"`` (torch's current GPU) or the number of one, such as ``"cuda:1"``. ``"auto"`` is
+            ``"cuda"`` when there is one, and ``"cpu"`` otherwise.
         dtype: Type of weights and activations. ``"auto"`` is float32 on a CPU and bfloat16 on a GPU.
         quantization: ``None`` computes in ``dtype``. On a CPU, ``"int8"`` multiplies in 8-bit integers, and ``"fp16"``
             keeps the weights in half precision and computes in float32. ``"auto"`` takes int8 where the engine can
@@ -69,7 +70,7 @@ class EngineConfig(BaseModel):
 
     model: Path
     load_format: LoadFormat = "auto"
-    device: Device = "auto"
+    device: str = "auto"
     dtype: DType = "auto"
     quantization: Literal["auto", "fp16", "int8"] | None = "auto"
     block_size: int | None = None
@@ -86,6 +87,13 @@ class EngineConfig(BaseModel):
     cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
     engine_host: EngineHostName = "thread"
     seed: int | None = None
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
+            raise ValueError("must be 'auto', 'cpu', 'cuda', or 'cuda:' and the number of a GPU")
+        return value
 
     @field_validator("block_size")
     @classmethod

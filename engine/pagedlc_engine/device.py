@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pagedlc_engine.errors import ConfigError, OutOfMemoryError
 from pagedlc_engine.model import ModelSpec, half_available, int8_available
 from pagedlc_engine.native import Library, NativeAttention, load_library, unsupported
 
-__all__ = ["Placement", "num_kv_blocks", "place"]
+__all__ = ["Placement", "num_kv_blocks", "on_device", "place", "with_current_gpu"]
 
 logger = logging.getLogger(__name__)
 
@@ -132,17 +133,40 @@ def _streaming_budget(spec: ModelSpec, device: torch.device) -> int | None:
     return max(1024, min(GPU_STEP_TOKENS, 1 << (wanted.bit_length() - 1)))
 
 
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU torch's current one in this thread: streams, graphs and kernels without a device belong to that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def with_current_gpu(config: EngineConfig) -> EngineConfig:
+    """For another process: there torch's current GPU would be the first one, whatever it is here."""
+    chosen = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if config.device not in ("auto", "cuda") or not chosen:
+        return config
+    return config.model_copy(update={"device": f"cuda:{torch.cuda.current_device()}"})
+
+
 def _device(config: EngineConfig) -> torch.device:
-    """Where to compute.
+    """Where to compute; a GPU with its number, since another thread's current one may be another.
 
     Raises:
-        ConfigError: There is no CUDA device, and one was asked for.
+        ConfigError: A GPU was asked for that is not there.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda' was asked for, but torch sees no CUDA device; use device='cpu' or 'auto'.")
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+    wanted = config.device
+    gpus = 0 if wanted == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and not gpus):
+        return torch.device("cpu")
+    if not gpus:
+        raise ConfigError(
+            f"device={wanted!r} was asked for, but torch sees no CUDA device; use device='cpu' or 'auto'."
+        )
+    if wanted in ("auto", "cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
+    device = torch.device(wanted)
+    if device.index >= gpus:
+        names = ", ".join(f"'cuda:{index}'" for index in range(gpus))
+        raise ConfigError(f"device={wanted!r} was asked for, but torch sees only {names}.")
+    return device
 
 
 def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

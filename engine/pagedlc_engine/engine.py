@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from pagedlc_engine.config import EngineConfig
-from pagedlc_engine.device import Placement, num_kv_blocks, place
+from pagedlc_engine.device import Placement, num_kv_blocks, on_device, place
 from pagedlc_engine.errors import ConfigError, InvalidRequestError, OutOfMemoryError, PagedLCError, without_frames
 from pagedlc_engine.grammar import GrammarCompiler, TokenVocabulary
 from pagedlc_engine.grammar.waiting import GrammarQueue, WaitingForGrammar
@@ -235,7 +235,8 @@ def build_engine(
     placement = place(config, spec)
     max_model_len = check_max_model_len(config, spec)
     make = _cuda_runner if placement.fused else _plain_runner
-    runner, cache = make(config, placement, spec, max_model_len, progress)
+    with on_device(placement.device):
+        runner, cache = make(config, placement, spec, max_model_len, progress)
     scheduler = Scheduler(
         cache,
         config.max_num_seqs,

@@ -6,6 +6,7 @@ import logging
 import threading
 from queue import Empty, SimpleQueue
 
+from pagedlc_engine.device import on_device
 from pagedlc_engine.engine import Engine, failed_delta
 from pagedlc_engine.errors import EngineDeadError, PagedLCError, without_frames
 from pagedlc_engine.messages import (
@@ -83,6 +84,11 @@ def run_loop(owned: list[Engine], inbox: Inbox, deliver: Deliver) -> None:
     """
     engine = owned.pop()
     engine.wake = lambda: inbox.put(WakeUp())
+    with on_device(engine.runner.device):
+        _step_until_told(engine, inbox, deliver)
+
+
+def _step_until_told(engine: Engine, inbox: Inbox, deliver: Deliver) -> None:
     try:
         while (commands := _receive(inbox, wait=not engine.has_work())) is not None:
             deltas: list[TokenDelta] = []

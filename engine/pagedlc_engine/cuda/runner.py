@@ -14,7 +14,7 @@ from torch import Tensor
 from pagedlc_engine.cuda.fused_decoder import FusedDecoder, StepTensors
 from pagedlc_engine.cuda.layout import PacketLayout, StepShape
 from pagedlc_engine.cuda.packer import Packed, StepPacker
-from pagedlc_engine.cuda.runtime import CudaRuntime, Graph, Mark, NoWait, StepEvent
+from pagedlc_engine.cuda.runtime import CudaRuntime, Graph, Mark, NoWait, StepEvent, capture_stream
 from pagedlc_engine.cuda.shapes import ShapeBook
 from pagedlc_engine.cuda.slots import SlotTable
 from pagedlc_engine.cuda.state import PACKETS, DeviceState
@@ -204,7 +204,8 @@ class CudaRunner(ModelRunner):
         torch.cuda.synchronize(self.device)
         captured = torch.cuda.CUDAGraph(keep_graph=True)
         # Other threads, maybe another engine's, go on using the device meanwhile.
-        with torch.cuda.graph(captured, pool=self._pool, capture_error_mode="thread_local"):
+        stream = capture_stream(self.device)
+        with torch.cuda.graph(captured, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             self._launch(step, self._model)
         return _Step(step, Graph(self._runtime, captured))
 

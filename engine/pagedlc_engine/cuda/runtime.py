@@ -7,6 +7,7 @@ only after the interpreter's switch interval. These calls take microseconds, so 
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ import torch
 
 from pagedlc_engine.errors import ConfigError, PagedLCError
 
-__all__ = ["CudaRuntime", "Graph", "Mark", "NoWait", "StepEvent"]
+__all__ = ["CudaRuntime", "Graph", "Mark", "NoWait", "StepEvent", "capture_stream"]
 
 _NOT_READY = 600
 _NAP_SECONDS = 2e-5
@@ -81,6 +82,13 @@ class Graph:
     def __del__(self) -> None:
         if self._executable:
             self._runtime.graph_destroy(self._executable)
+
+
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream for all captures on a GPU: torch's own default is of the GPU that was captured on first, and libraries
+    keep memory for every stream they have seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Mark(Protocol):

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from pagedlc_engine.config import EngineConfig
+from pagedlc_engine.device import with_current_gpu
 from pagedlc_engine.engine import Progress
 from pagedlc_engine.errors import ConfigError, EngineDeadError, PagedLCError
 from pagedlc_engine.messages import Command, Deliver, EngineInfo, Output, Submit
@@ -86,7 +87,7 @@ class EngineProcess:
         ours, theirs = (_above_standard_streams(end) for end in socket.socketpair())
         self._channel = Channel(ours, encode=pack_commands, decode=unpack_outputs, dump=dump_commands)
         level = logging.getLogger("pagedlc_engine").getEffectiveLevel()
-        self._channel.send(Setup(config, spec, usual_threads(), level))
+        self._channel.send(Setup(with_current_gpu(config), spec, usual_threads(), level))
         self._thread = threading.Thread(target=self._run, args=(theirs,), name="pagedlc-engine", daemon=True)
         self._thread.start()
         try:
