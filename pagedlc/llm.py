@@ -67,7 +67,7 @@ class LLM(ServedModel):
         """Complete prompts; all of them are in the engine at once.
 
         Args:
-            prompts: One or more of: text, token ids, ``{"prompt_token_ids": [...]}``.
+            prompts: One or more of: text, token ids (a list, an array or a tensor), ``{"prompt_token_ids": [...]}``.
             sampling_params: For all prompts, or one for each. ``None``: temperature 1 and up to 256 tokens.
             use_tqdm: Show a progress bar; ``None`` shows one for several prompts on a terminal.
             priority: Smaller runs first.
@@ -359,7 +359,7 @@ class LLM(ServedModel):
 
 
 def _is_conversation(given: Prompt | Messages) -> TypeIs[Messages]:
-    if isinstance(given, str | Mapping) or not given:
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         return False
     return isinstance(given[0], Mapping)
 

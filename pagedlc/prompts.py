@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
@@ -19,8 +19,16 @@ __all__ = ["DEFAULT_MAX_TOKENS", "PreparedRequest", "Prompt", "as_prompts", "pai
 DEFAULT_MAX_TOKENS = 256
 
 
+class TokenArray(Protocol):
+    """Token ids in a NumPy array, a tensor or the like, with one dimension."""
+
+    def tolist(self) -> Any:
+        """The numbers as Python's own."""
+        ...
+
+
 #: Text, token ids, or ``{"prompt_token_ids": [...]}`` (also ``{"prompt": "text"}``, as vLLM takes it).
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | TokenArray | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +47,12 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+    items = _unpacked(prompts)
+    if not isinstance(items, Sequence) or isinstance(items, bytes | bytearray):
         raise InvalidRequestError(_not_a_prompt(prompts))
-    if prompts and _is_int(prompts[0]):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if items and isinstance(items[0], float | bool):
+        raise InvalidRequestError(_not_a_prompt(prompts))
+    return [items] if items and _is_int(items[0]) else list(items)
 
 
 def pair_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -94,7 +103,7 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, array[i
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return None, _token_ids(prompt["prompt_token_ids"])
-        if isinstance(prompt.get("prompt"), str | Sequence):
+        if "prompt" in prompt and not isinstance(prompt["prompt"], Mapping):
             return _tokenize(prompt["prompt"], tokenizer)
         raise InvalidRequestError(
             f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}."
@@ -108,29 +117,39 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, array[i
 
 
 def _token_ids(given: object) -> array[int]:
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
+    items = _unpacked(given)
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray):
         raise InvalidRequestError(_not_a_prompt(given))
-    if not given:
+    if not items:
         raise InvalidRequestError("The prompt is empty: it must have at least one token.")
-    if not _is_int(given[0]):
+    if not _is_int(items[0]):
         raise InvalidRequestError(_not_a_prompt(given))
     try:
-        return array("i", given)
+        return array("i", items)
     except TypeError:
         raise InvalidRequestError(_not_a_prompt(given)) from None
     except OverflowError:
         # The first that does not fit is at fault; what comes after it may be anything.
-        large = next(item for item in given if not -(2**31) <= index(item) < 2**31)
+        large = next(item for item in items if not -(2**31) <= index(item) < 2**31)
         raise InvalidRequestError(f"Token ids have at most 32 bits; {large} has more.") from None
 
 
+def _unpacked(given: Any) -> Any:
+    """What NumPy arrays, tensors and the like hold, as lists; everything else as it is."""
+    return given.tolist() if hasattr(given, "tolist") and not isinstance(given, array) else given
+
+
 def _is_int(item: object) -> bool:
-    return hasattr(item, "__index__") and not isinstance(item, bool)
+    # Arrays and tensors have __index__ too, in case they hold one number.
+    return hasattr(item, "__index__") and not isinstance(item, bool) and not getattr(item, "ndim", 0)
 
 
 def _not_a_prompt(given: object) -> str:
-    shown = repr(given)
+    if hasattr(given, "dtype") and hasattr(given, "shape"):
+        shown = f"{type(given).__name__} of {given.dtype} with shape {tuple(given.shape)}"
+    else:
+        shown = repr(given)
     return (
-        "A prompt is text, a list of token ids, or {'prompt_token_ids': [...]}; "
-        f"this is none of them: {shown[:80]}{'...' if len(shown) > 80 else ''}"
+        "A prompt is text, token ids (a list, or an array or tensor with one dimension), or {'prompt_token_ids': "
+        f"[...]}}; this is none of them: {shown[:80]}{'...' if len(shown) > 80 else ''}"
     )

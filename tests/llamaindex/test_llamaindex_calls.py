@@ -129,6 +129,15 @@ def test_messages_may_be_plain_dicts(make: Any) -> None:
     assert fake.calls[0].prompt == [USER_DICT]
 
 
+@pytest.mark.parametrize("prompt", [[1, 2, 3], None, 7])
+def test_a_prompt_that_is_no_text_is_refused_with_advice(make: Any, prompt: Any) -> None:
+    llm, fake = make()
+    for formatted in (False, True):
+        with pytest.raises(InvalidRequestError, match=r"llm\.llm\.generate"):
+            llm.complete(prompt, formatted=formatted)
+    assert not fake.calls
+
+
 def test_what_a_text_model_cannot_read_is_refused(make: Any) -> None:
     llm, fake = make()
     with pytest.raises(InvalidRequestError, match="ImageBlock"):

@@ -28,6 +28,7 @@ from llama_index.llms.pagedlc.responses import Answer
 from llama_index.llms.pagedlc.settings import EngineBackedLLM
 from llama_index.llms.pagedlc.tool_calling import to_tool_dict
 from pagedlc.prefix import PrefixExplanation
+from pagedlc_engine.errors import InvalidRequestError
 
 __all__ = ["Vllm"]
 
@@ -271,6 +272,9 @@ class Vllm(EngineBackedLLM):
         return to_prompt(conversation)
 
     def _completion_call(self, prompt: str, formatted: bool, kwargs: Mapping[str, Any]) -> Call:
+        if not isinstance(prompt, str):
+            kind = type(prompt).__name__
+            raise InvalidRequestError(f"A prompt is text here, not {kind}. llm.llm.generate(...) takes token ids, too.")
         if formatted:
             return self._call(prompt, kwargs)
         to_prompt = self.completion_to_prompt
