@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pagedlc.messages import normalize_messages
+from pagedlc.messages import ROLES, normalize_messages
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine import heap
 from pagedlc_engine.errors import InvalidRequestError
 
 __all__ = ["ChatTemplate", "import_renderer"]
+
+
+#: What people also call the roles, where that is not spelled alike.
+_OTHER_NAMES = {"human": "user", "ai": "assistant", "bot": "assistant", "chatbot": "assistant", "model": "assistant"}
 
 
 def import_renderer() -> None:
@@ -110,14 +115,26 @@ class ChatTemplate:
             )
         conversation = normalize_messages(messages)
         schemas = [dict(tool) for tool in tools] if tools else None
+        template = self.source(with_tools=schemas is not None)
+        _check_roles(conversation, template)
         return _render(
-            self.source(with_tools=schemas is not None),
+            template,
             conversation,
             tools=schemas,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **{**self._tokenizer.special_tokens_map, **chat_template_kwargs},
         )
+
+
+def _check_roles(conversation: list[dict[str, Any]], template: str) -> None:
+    """Many templates write any role, and a model that knows none of that name answers all the same, worse."""
+    for message in conversation:
+        role = message["role"]
+        if role not in ROLES and not any(f"{quote}{role}{quote}" in template for quote in "'\""):
+            near = [_OTHER_NAMES[role.lower()]] if role.lower() in _OTHER_NAMES else get_close_matches(role, ROLES, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "the chat template knows none of that name."
+            raise InvalidRequestError(f"A message has the role {role!r}: {hint} Roles are {', '.join(ROLES)}.")
 
 
 def _render(template: str, conversation: list[dict[str, Any]], **options: Any) -> str:

@@ -91,7 +91,7 @@ class LLM(ServedModel):
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """:meth:`generate` for asyncio; cancelling the task gives the requests up."""
-        await self._aready()
+        await self._aread_text_parts()
         return await self._arun(self._prepare(as_prompts(prompts), sampling_params, priority, cache_salt))
 
     def generate_stream(
@@ -159,7 +159,7 @@ class LLM(ServedModel):
         **template_options: Any,
     ) -> list[RequestOutput]:
         """:meth:`chat` for asyncio; cancelling the task gives the requests up."""
-        await self._aready()
+        await self._aread_text_parts()
         prompts = [self._render(item, template_options) for item in _conversations(messages)]
         return await self._arun(self._prepare(prompts, sampling_params, priority, cache_salt))
 
@@ -330,7 +330,7 @@ class LLM(ServedModel):
     async def _arun(self, requests: list[PreparedRequest]) -> list[RequestOutput]:
         if not requests:
             return []
-        batch = RequestBatch(self._ready(), self.tokenizer, self._history, requests, whole=True)
+        batch = RequestBatch(await self._aready(), self.tokenizer, self._history, requests, whole=True)
         try:
             while deltas := await batch.mailbox.take_async():
                 batch.read(deltas)
@@ -347,9 +347,9 @@ class LLM(ServedModel):
             batch.close()
 
     async def _astream(self, prepare: Callable[[], PreparedRequest]) -> AsyncGenerator[CompletionChunk, None]:
-        client = await self._aready()
+        await self._aread_text_parts()
         prepared = prepare()
-        batch = RequestBatch(client, self.tokenizer, self._history, [prepared])
+        batch = RequestBatch(await self._aready(), self.tokenizer, self._history, [prepared])
         try:
             while deltas := await batch.mailbox.take_async():
                 for chunk in batch.chunks(deltas):

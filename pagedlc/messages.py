@@ -8,7 +8,10 @@ from typing import Any
 
 from pagedlc_engine.errors import InvalidRequestError
 
-__all__ = ["normalize_messages"]
+__all__ = ["ROLES", "normalize_messages"]
+
+#: The roles that normalised messages have; a chat template may know others.
+ROLES = ("system", "user", "assistant", "tool")
 
 _ROLES = {"developer": "system", "function": "tool"}
 _TEXT_PARTS = ("text", "input_text", "output_text")

@@ -147,11 +147,12 @@ class ServedModel:
         with self._bar(1, f"Loading {self.model_name}", "tensor", self._use_tqdm) as bar:
             return start_host(self.config, self.spec, lambda done, total: _advance(bar, done, total), vocabulary)
 
+    async def _aread_text_parts(self) -> None:
+        if self._text is None:
+            await asyncio.to_thread(self._text_parts)
+
     async def _aready(self) -> EngineClient:
-        if self._client is not None and self._text is not None:
-            return self._ready()
-        await asyncio.to_thread(self._text_parts)
-        return await asyncio.to_thread(self._ready)
+        return self._ready() if self._client is not None else await asyncio.to_thread(self._ready)
 
     def close(self) -> None:
         """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""

@@ -10,6 +10,7 @@ from typing import Any
 from pagedlc import LLM, SamplingParams
 from pagedlc.cli.output import note, prompt_statistics
 from pagedlc.documents import Answer, DocumentQA, load_documents
+from pagedlc.documents.qa import check_question
 
 __all__ = ["answer_questions"]
 
@@ -33,6 +34,8 @@ def answer_questions(
         engine_options: Keywords of :class:`LLM`.
     """
     params = SamplingParams(**sampling)
+    for question in questions:
+        check_question(question)
     if sys.stderr.isatty():
         note(f"Reading {path} and loading {model} ...")
     documents = load_documents(path)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pagedlc import LLM, CompletionChunk
     from pagedlc_engine.model import ModelSpec
 
-__all__ = ["Answer", "DocumentQA"]
+__all__ = ["Answer", "DocumentQA", "check_question"]
 
 INSTRUCTIONS = "Answer the question from the documents, in one short sentence."
 DEFAULT_SAMPLING = SamplingParams(max_tokens=256, temperature=0.0)
@@ -132,8 +132,7 @@ class DocumentQA:
         Raises:
             InvalidRequestError: The question is empty, or too long for the model with the passages.
         """
-        if not question.strip():
-            raise InvalidRequestError("The question is empty.")
+        check_question(question)
         sources = self.retrieve(question)
         return Answer(sources, self._llm.chat_stream(self.messages(question, sources), self._params))
 
@@ -159,6 +158,12 @@ class DocumentQA:
         if not most or len(text) > 8 * most:
             return ""
         return text if len(self._llm.tokenizer.encode(text)) <= min(most, room) else ""
+
+
+def check_question(question: str) -> None:
+    """Raise :class:`InvalidRequestError` if there is nothing in a question."""
+    if not question.strip():
+        raise InvalidRequestError("The question is empty.")
 
 
 def _num_weights(spec: ModelSpec) -> int:

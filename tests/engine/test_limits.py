@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_models import make_tiny_model, tiny_llm
 
-from pagedlc import LLM, ConfigError, ModelNotFoundError, PromptTooLongError, SamplingParams, UnsupportedModelError
+from pagedlc import (
+    LLM,
+    ConfigError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    SamplingParams,
+    UnsupportedModelError,
+)
 from pagedlc_engine import engine as engine_module
 
 
@@ -47,6 +57,46 @@ def test_an_architecture_that_is_not_supported_names_those_that_are(tmp_path: Pa
     path = make_tiny_model(tmp_path / "tiny", architectures=["GPT2LMHeadModel"], model_type="gpt2")
     with pytest.raises(UnsupportedModelError, match="Qwen3ForCausalLM"):
         LLM(str(path), load_format="dummy")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda llm: llm.agenerate(""), "empty"),
+        (lambda llm: llm.agenerate(["", "Hi"]), "Prompt 0: The prompt is empty"),
+        (lambda llm: llm.agenerate_stream(""), "empty"),
+        (lambda llm: llm.agenerate([5.0]), "token ids"),
+        (lambda llm: llm.achat([]), "empty"),
+        (lambda llm: llm.achat_stream([]), "empty"),
+        (lambda llm: llm.achat([{"role": "usr", "content": "Hi"}]), "did you mean 'user'"),
+        (lambda llm: llm.achat([{"role": "user"}]), "no content"),
+    ],
+)
+def test_what_is_wrong_with_a_request_of_asyncio_is_said_before_anything_is_loaded(
+    tmp_path: Path, wrong: Callable[[LLM], Any], words: str
+) -> None:
+    async def ask() -> None:
+        asked = wrong(tiny_llm(tmp_path))
+        await (anext(asked) if isinstance(asked, AsyncGenerator) else asked)
+
+    with pytest.raises(InvalidRequestError, match=words):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda llm: llm.generate(""), "empty"),
+        (lambda llm: llm.generate_stream(""), "empty"),
+        (lambda llm: llm.chat([]), "empty"),
+        (lambda llm: llm.chat_stream([{"role": "human", "content": "Hi"}]), "did you mean 'user'"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said_before_anything_is_loaded(
+    tmp_path: Path, wrong: Callable[[LLM], Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        wrong(tiny_llm(tmp_path))
 
 
 def test_a_prompt_that_cannot_fit_is_refused_with_the_sizes(tmp_path: Path) -> None:

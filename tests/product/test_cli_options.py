@@ -110,6 +110,13 @@ def test_failures_are_one_line(
     assert words in error
 
 
+def test_an_empty_question_loads_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (tmp_path / "note.txt").write_text("A note.")
+    monkeypatch.setattr("pagedlc.cli.ask.LLM", None)
+    assert run(["ask", str(tmp_path), "What is it?", " "]) == 2
+    assert capsys.readouterr().err == "pagedlc: The question is empty.\n"
+
+
 def test_an_error_of_several_lines_becomes_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ModelLoadError("first\n  second")

@@ -165,6 +165,28 @@ def test_malformed_messages_are_named(messages: Any, message: str) -> None:
         normalize_messages(messages)
 
 
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        ("usr", "'usr': did you mean 'user'"),
+        ("User", "did you mean 'user'"),
+        ("human", "did you mean 'user'"),
+        ("AI", "did you mean 'assistant'"),
+        ("assistent", "did you mean 'assistant'"),
+        ("critic", "knows none of that name. Roles are system, user, assistant, tool."),
+    ],
+)
+def test_a_role_that_nobody_knows_is_refused(smollm: Tokenizer, role: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        ChatTemplate(smollm).render([USER, {"role": role, "content": "Hello"}])
+
+
+def test_a_template_may_know_roles_of_its_own(smollm: Tokenizer) -> None:
+    own = "{% for m in messages %}{{ 'Critic' if m.role == 'critic' else m.role }}: {{ m.content }}\n{% endfor %}"
+    critic = {"role": "critic", "content": "No."}
+    assert ChatTemplate(smollm, own).render_text([USER, critic]).endswith("Critic: No.\n")
+
+
 # ---- messages
 
 
