@@ -107,14 +107,24 @@ def test_every_captured_shape_has_a_size() -> None:
     assert BOOK.decode(65, split=False, shared=False) is None
 
 
-def test_one_shape_of_a_long_step_serves_prompts_with_and_without_answers_beside_them() -> None:
+def test_long_steps_have_a_shape_for_everything_and_one_for_few_whole_prompts() -> None:
     book = ShapeBook(GEOMETRY, max_num_seqs=256, max_num_batched_tokens=8192)
     captured = {shape for shape in book.captured() if shape.tokens > 2048}
-    assert sorted(shape.tokens for shape in captured) == [2560, 3072, 4096, 6144, 8192]
+    sizes = [2560, 3072, 4096, 6144, 8192]
+    assert sorted((shape.tokens, shape.narrow) for shape in captured) == [(n, k) for n in sizes for k in (0, 256)]
+
+    def shape(prompts: int, tokens: int, narrow: int) -> StepShape:
+        chunks = np.array([tokens] * prompts, np.int32)
+        found = book.mixed(MixedNeed(prompts * tokens + narrow, prompts + narrow, narrow, chunks, False))
+        assert found in captured
+        return found
+
+    few = shape(1, 8192, 0)
+    assert (few.narrow, few.samples) == (0, 64)
+    # Many short prompts, whose last tiles are not full, with and without answers beside them.
     for narrow in (0, 100):
-        # Many short prompts, whose last tiles are not full.
-        chunks = np.array([50] * 150, np.int32)
-        assert book.mixed(MixedNeed(7500 + narrow, 150 + narrow, narrow, chunks, False)) in captured
+        many = shape(150, 50, narrow)
+        assert (many.narrow, many.samples) == (256, 256)
 
 
 def test_a_shape_that_is_not_captured_fits_exactly() -> None:

@@ -16,8 +16,9 @@ _MIXED_SIZES = (
     *(32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048),
     *(2560, 3072, 4096, 6144, 8192, 12288, 16384),
 )  # fmt: skip
-#: Steps of more tokens take so long that idle attention programs do not show: one shape a size serves them all.
-_ONE_SHAPE_ABOVE = 2048
+#: Steps of more tokens have two shapes a size: one that holds everything, and one for a few whole prompts.
+_TWO_SHAPES_ABOVE = 2048
+_FEW_SAMPLES = 64
 #: Prompts in a captured step whose last tile is not full: as many, or one for so many tokens.
 _SPARE_TILES = 64
 _TOKENS_A_SPARE_TILE = 32
@@ -142,7 +143,7 @@ class ShapeBook:
         size = self.mixed_sizes[at]
         wanted = [(need.narrow > 0, split) for split in ((True, False) if need.split else (False,))]
         captured = self._variants(size)
-        for variant in [one for one in wanted if one in captured] or captured:
+        for variant in dict.fromkeys([*(one for one in wanted if one in captured), *captured[:1]]):
             shape = self.mixed_shape(size, *variant)
             wide = wide_tiles(need.chunks, shape.wide_rows, self._geometry)
             if need.samples <= shape.samples and need.narrow <= shape.narrow and wide <= shape.wide:
@@ -150,9 +151,10 @@ class ShapeBook:
         return None
 
     def _variants(self, size: int) -> list[tuple[bool, bool]]:
-        """Captured shapes of ``size`` tokens: (there are requests with one token, prompts' keys are shared out)."""
-        if size > _ONE_SHAPE_ABOVE:
-            return [(True, False)]
+        """Captured shapes of ``size`` tokens: (there are requests with one token, prompts' keys are shared out). The
+        first holds every step of so many tokens."""
+        if size > _TWO_SHAPES_ABOVE:
+            return [(True, False), (False, False)]
         return [(True, False), (False, False), (True, True), (False, True)]
 
     def mixed_shape(self, tokens: int, decodes_too: bool, split: bool) -> StepShape:
@@ -170,7 +172,7 @@ class ShapeBook:
         splits = self._wide_splits(full) if split else 1
         return StepShape(
             tokens=tokens,
-            samples=requests,
+            samples=requests if decodes_too or tokens <= _TWO_SHAPES_ABOVE else min(requests, _FEW_SAMPLES),
             narrow=requests if decodes_too else 0,
             narrow_splits=4 if decodes_too else 1,
             wide=full + (self._spare_tiles(tokens, requests) if splits == 1 else min(_SPARE_SPLIT_TILES, requests)),

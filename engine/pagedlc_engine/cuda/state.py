@@ -109,7 +109,8 @@ class DeviceState:
         if shape.wide:
             records = self._records(layout.wide_records, shape.wide)
             tokens = shape.wide_rows // geometry.group
-            tables.append(TileTable(records, shape.wide_rows, shape.wide_splits, tokens))
+            spare = max(0, shape.wide - -(-shape.tokens // tokens))
+            tables.append(TileTable(records, shape.wide_rows, shape.wide_splits, tokens, spare=spare))
         if shape.narrow:
             records = self._records(layout.narrow, shape.narrow)
             rows = narrow_rows(geometry)

@@ -301,13 +301,14 @@ def merge_kernel(
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
+    HEADS: tl.constexpr,
     KEYS: tl.constexpr,
     PARTS: tl.constexpr,
     WINDOWED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (heads, tiles, tokens of a tile): merge a tile's intermediate results, its prefix's and its own splits',
-    by log-sum-exp. Tiles in one part were written by the attention kernel."""
+    """Grid (heads / HEADS, tiles, tokens of a tile): merge a tile's intermediate results, its prefix's and its own
+    splits', by log-sum-exp. Tiles in one part were written by the attention kernel."""
     if OVERLAP:
         gdc_launch_dependents()
     record = records + tl.program_id(1) * 8
@@ -325,15 +326,19 @@ def merge_kernel(
         begin += tl.maximum(position - window + 1 - begin, 0) // KEYS * KEYS
     parts = prefix_splits + tl.cdiv(position + count - begin, chunk)
     if (local < count) & (parts > 1):
-        head = tl.program_id(0)
+        head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
         part = tl.arange(0, PARTS)
         dims = tl.arange(0, HEAD_PAD)
-        live = part < parts
-        where = (partial_base + part * count + local).to(tl.int64) * NUM_HEADS + head
+        live = (part < parts)[:, None] & (head < NUM_HEADS)[None, :]
+        where = (partial_base + part * count + local).to(tl.int64)[:, None] * NUM_HEADS + head[None, :]
         lse = tl.load(partial_lse + where, mask=live, other=float("-inf"))
-        inside = live[:, None] & (dims < HEAD_DIM)[None, :]
-        partial = tl.load(partial_out + where[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
-        weight = tl.exp2(lse - tl.max(lse, 0))
-        merged = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
-        target = out + ((first_token + local).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dims
-        tl.store(target, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+        inside = live[:, :, None] & (dims < HEAD_DIM)[None, None, :]
+        partial = tl.load(partial_out + where[:, :, None] * HEAD_DIM + dims[None, None, :], mask=inside, other=0.0)
+        peak = tl.max(lse, 0)
+        # Heads that only fill up HEADS have no part at all.
+        weight = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak)[None, :])
+        total = tl.sum(weight, 0)
+        merged = tl.sum(partial * weight[:, :, None], 0) / tl.where(total > 0.0, total, 1.0)[:, None]
+        target = out + ((first_token + local).to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
+        stored = (head < NUM_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
+        tl.store(target, merged.to(out.dtype.element_ty), mask=stored)

@@ -24,6 +24,9 @@ __all__ = ["AttentionConfig", "choose_config", "paged_attention"]
 # Tiles of many rows do so from one program a multiprocessor on.
 FEW_PROGRAMS = 264
 FEW_WIDE_PROGRAMS = 132
+# Intermediate results that one program merges at once, parts times heads, and most heads of them.
+MERGED_AT_ONCE = 64
+MERGED_HEADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,9 @@ class _Launch:
     def merge(self, table: TileTable, prefix_splits: int) -> None:
         num_heads, head_dim = self.query.shape[1:]
         overlap = not interpreted()
-        merge_kernel[(num_heads, len(table.records), table.tokens)](
+        parts = triton.next_power_of_2(table.splits + prefix_splits)
+        heads = min(MERGED_HEADS, max(1, MERGED_AT_ONCE // parts), triton.next_power_of_2(num_heads))
+        merge_kernel[(triton.cdiv(num_heads, heads), len(table.records), table.tokens)](
             self.out,
             table.records,
             self.partial_out,
@@ -212,8 +217,9 @@ class _Launch:
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             HEAD_PAD=triton.next_power_of_2(head_dim),
+            HEADS=heads,
             KEYS=self._config(table).keys,
-            PARTS=triton.next_power_of_2(table.splits + prefix_splits),
+            PARTS=parts,
             WINDOWED=self.window > 0,
             OVERLAP=overlap,
             **launch_options(4, 1, overlap=overlap),
