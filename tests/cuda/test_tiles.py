@@ -127,6 +127,22 @@ def test_long_steps_have_a_shape_for_everything_and_one_for_few_whole_prompts() 
         assert (many.narrow, many.samples) == (256, 256)
 
 
+def test_a_late_chunk_alone_has_few_idle_programs_and_several_share_their_keys_out_too() -> None:
+    captured = set(BOOK.captured())
+
+    def shape(chunks: int) -> StepShape:
+        found = BOOK.mixed(MixedNeed(8 * chunks, chunks, 0, np.array([8] * chunks, np.int32), True))
+        assert found in captured
+        return found
+
+    alone, several, many = shape(1), shape(4), shape(60)
+    assert alone.wide_splits > 1
+    assert alone.wide <= 2
+    assert several.wide_splits > 1
+    assert several.wide >= 4
+    assert many.wide >= 60
+
+
 def test_a_shape_that_is_not_captured_fits_exactly() -> None:
     counts = np.array([2] * 60, np.int32)
     need = MixedNeed(120, 60, 0, counts, False)

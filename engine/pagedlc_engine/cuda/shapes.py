@@ -23,6 +23,8 @@ _FEW_SAMPLES = 64
 _SPARE_TILES = 64
 _TOKENS_A_SPARE_TILE = 32
 _SPARE_SPLIT_TILES = 8
+#: Idle programs cost a launch of few tiles up to a fifth of its time, so a prompt alone has a shape of its own.
+_SPARE_SPLIT_TILES_ALONE = 1
 #: Below this batch size keys are always shared out among programs: a few, or many when contexts are long.
 _FEW = 32
 #: Keys a program before there are many splits; fewer for a request alone, whose programs best read theirs in one go.
@@ -127,7 +129,7 @@ class ShapeBook:
         group = self._geometry.group
         rows = max(16, min(SHARED_ROWS, 1 << (shape.tokens * group - 1).bit_length()), _power_above(group))
         tiles = -(-shape.tokens * group // rows)
-        wanted = self._geometry.num_processors // (tiles * self._geometry.num_kv_heads)
+        wanted = 2 * self._geometry.num_processors // (tiles * self._geometry.num_kv_heads)
         splits = max(2, min(16, _power_of_two(wanted)))
         return replace(shape, shared=tiles + SPARE_SHARED_TILES, shared_rows=rows, shared_splits=splits)
 
@@ -141,21 +143,20 @@ class ShapeBook:
         if at == len(self.mixed_sizes) or not self._capture:
             return None
         size = self.mixed_sizes[at]
-        wanted = [(need.narrow > 0, split) for split in ((True, False) if need.split else (False,))]
-        captured = self._variants(size)
-        for variant in dict.fromkeys([*(one for one in wanted if one in captured), *captured[:1]]):
-            shape = self.mixed_shape(size, *variant)
+        for decodes_too, split in self._variants(size):
+            if split and not need.split:
+                continue
+            shape = self.mixed_shape(size, decodes_too, split)
             wide = wide_tiles(need.chunks, shape.wide_rows, self._geometry)
             if need.samples <= shape.samples and need.narrow <= shape.narrow and wide <= shape.wide:
                 return shape
         return None
 
     def _variants(self, size: int) -> list[tuple[bool, bool]]:
-        """Captured shapes of ``size`` tokens: (there are requests with one token, prompts' keys are shared out). The
-        first holds every step of so many tokens."""
-        if size > _TWO_SHAPES_ABOVE:
-            return [(True, False), (False, False)]
-        return [(True, False), (False, False), (True, True), (False, True)]
+        """Captured shapes of ``size`` tokens: (requests with one token, too; prompts' keys are shared out). The first
+        that holds a step is the best for it, and the last holds every step."""
+        plain = [(False, False), (True, False)]
+        return plain if size > _TWO_SHAPES_ABOVE else [(False, True), (True, True), *plain]
 
     def mixed_shape(self, tokens: int, decodes_too: bool, split: bool) -> StepShape:
         """The captured shape of ``tokens`` tokens.
@@ -170,12 +171,16 @@ class ShapeBook:
         requests = min(tokens, self._max_num_seqs)
         full = -(-tokens * group // rows)
         splits = self._wide_splits(full) if split else 1
+        if splits == 1:
+            spare = self._spare_tiles(tokens, requests)
+        else:
+            spare = min(_SPARE_SPLIT_TILES if decodes_too else _SPARE_SPLIT_TILES_ALONE, requests)
         return StepShape(
             tokens=tokens,
             samples=requests if decodes_too or tokens <= _TWO_SHAPES_ABOVE else min(requests, _FEW_SAMPLES),
             narrow=requests if decodes_too else 0,
             narrow_splits=4 if decodes_too else 1,
-            wide=full + (self._spare_tiles(tokens, requests) if splits == 1 else min(_SPARE_SPLIT_TILES, requests)),
+            wide=full + spare,
             wide_rows=rows,
             wide_splits=splits,
         )
@@ -197,8 +202,9 @@ class ShapeBook:
         )
 
     def _wide_splits(self, tiles: int) -> int:
+        """As many as give every multiprocessor one program, whose loads then run deep."""
         programs = tiles * self._geometry.num_kv_heads
-        return min(16, _power_of_two(2 * self._geometry.num_processors // programs))
+        return min(16, _power_of_two(self._geometry.num_processors // programs))
 
     def captured(self) -> list[StepShape]:
         """All shapes to capture at start, largest first: their memory then serves the smaller ones, too."""

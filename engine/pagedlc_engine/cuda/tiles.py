@@ -41,6 +41,9 @@ __all__ = [
     "wide_wants_splits",
 ]
 
+#: From here on splits of 128 keys would be so many that merging them costs more than they gain.
+_LONG_PREFIX = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class Requests:
@@ -106,7 +109,8 @@ def find_prefix_groups(
 def prefix_chunk(groups: list[PrefixGroup], splits: int) -> int:
     """Keys a split of the prefix pass."""
     longest = max(group.tokens for group in groups)
-    return max(SHARED_SPLIT, -(-longest // (64 * splits)) * 64)
+    smallest = SHARED_SPLIT if longest < _LONG_PREFIX else 2 * SHARED_SPLIT
+    return max(smallest, -(-longest // (64 * splits)) * 64)
 
 
 def narrow_records(
