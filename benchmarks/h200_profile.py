@@ -18,6 +18,7 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ DOCUMENT = 8192
 
 @dataclass
 class Step:
-    """Kernels of one step: name, start and duration in µs."""
+    """Kernels of one step: name, start and duration in µs; and the time to the next step's first, if one follows."""
 
     kernels: list[tuple[str, float, float]] = field(default_factory=list)
+    gap: float | None = None
 
     @property
     def begin(self) -> float:
@@ -148,6 +150,8 @@ def recorded(work: Any) -> list[Step]:
             steps.append(Step())
         if steps:
             steps[-1].kernels.append((name, start, duration))
+    for step, following in pairwise(steps):
+        step.gap = following.begin - step.end
     return steps
 
 
@@ -169,7 +173,7 @@ def _kind(steps: list[Step], places: list[int]) -> dict[str, Any]:
         for name, taken in total.items():
             shares[name].append(taken)
     counts = Counter(name for name, _, _ in steps[places[0]].kernels)
-    gaps = [steps[at + 1].begin - steps[at].end for at in places if at + 1 < len(steps)]
+    gaps = [gap for at in places if (gap := steps[at].gap) is not None]
     rows = sorted(((statistics.median(taken), name) for name, taken in shares.items()), reverse=True)
     return {
         "steps": len(places),
