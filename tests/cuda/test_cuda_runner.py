@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from pagedlc_engine.cuda.fused_decoder import StepTensors
 from pagedlc_engine.cuda.runner import CudaRunner
 from pagedlc_engine.request import SamplingParams
+from pagedlc_engine.sampling import Sampler
 from tests.cuda.cuda_engines import answers, make_engine
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16}
@@ -53,6 +54,25 @@ def test_seeds_parameters_and_forks_in_one_batch(tmp_path: Path, device: torch.d
         SamplingParams(temperature=1.2, n=2, seed=3, max_tokens=4, ignore_eos=True),
     ]
     check(tmp_path, device, [prompt(6), prompt(6), prompt(6, 1)], params)
+
+
+FILTERED = [
+    SamplingParams(temperature=0.6, top_k=20, top_p=0.95, seed=5, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=1.0, top_p=0.5, min_p=0.02, seed=9, n=2, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=1.5, min_p=0.3, top_k=10**50, seed=7, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=1.5, top_k=1, top_p=0.5, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=1.2, seed=3, max_tokens=5, ignore_eos=True),
+    greedy(5, top_k=3),
+]
+
+
+def test_top_k_top_p_and_min_p_are_part_of_the_step(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt(6, number % 2) for number in range(len(FILTERED))]
+    expected = answers(make_engine(tmp_path, device, plain=True), prompts, FILTERED)
+    monkeypatch.delattr(Sampler, "sample")
+    assert answers(make_engine(tmp_path, device, run_ahead=2), prompts, FILTERED) == expected
 
 
 @pytest.mark.slow
@@ -102,11 +122,12 @@ def test_a_step_of_a_size_that_is_captured_only_when_it_comes(
 
 
 @pytest.mark.slow
-def test_blocks_taken_away_and_given_back(tmp_path: Path, device: torch.device) -> None:
+@pytest.mark.parametrize("params", [[greedy(6)] * 2, FILTERED[:3:2]])
+def test_blocks_taken_away_and_given_back(tmp_path: Path, device: torch.device, params: list[SamplingParams]) -> None:
     prompts = [prompt(15, seed) for seed in range(2)]
-    expected = answers(make_engine(tmp_path, device, plain=True), prompts, [greedy(6)] * 2)
+    expected = answers(make_engine(tmp_path, device, plain=True), prompts, params)
     engine = make_engine(tmp_path, device, num_blocks=4, max_num_batched_tokens=32)
-    assert answers(engine, prompts, [greedy(6)] * 2) == expected
+    assert answers(engine, prompts, params) == expected
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 

@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from pagedlc_engine.kernels.activation import silu_mul
 from pagedlc_engine.kernels.launch import compile_ahead
 from pagedlc_engine.kernels.norm import add_rms_norm
+from pagedlc_engine.kernels.sampling import sample_tokens
 
 counts: Counter[str] = Counter()
 
@@ -63,6 +64,8 @@ def launch() -> None:
         rows = torch.zeros(2, size)
         add_rms_norm(rows, None, rows[0], 1e-6)
     silu_mul(torch.zeros(2, 64))
+    numbers = torch.zeros(2, dtype=torch.int64)
+    sample_tokens(rows, rows[:, 0], numbers, numbers, rows[:, :3])
 
 
 def noticed_in_another_thread() -> None:

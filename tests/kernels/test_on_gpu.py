@@ -141,6 +141,21 @@ def test_tokens_over_a_large_vocabulary(rows: int) -> None:
     assert (tokens != reference).float().mean() <= 0.02
 
 
+@pytest.mark.parametrize("scale", [0.05, 1.0, 6.0])
+@pytest.mark.parametrize("rows", [1, 64, 256])
+def test_filtered_tokens_over_a_large_vocabulary(rows: int, scale: float) -> None:
+    logits = torch.randn(rows, 151936, device="cuda") * scale
+    settings = [(20, 0.95, 0), (0, 0.9, 0), (0, 1, 0.05), (50, 1, 0), (50, 0.8, 0.1), (3000, 0.9, 0), (0, 1, 0)]
+    filters = torch.tensor([settings[row % len(settings)] for row in range(rows)], device="cuda")
+    seeds, counters = torch.arange(rows, device="cuda"), torch.arange(rows, device="cuda") % 7
+    for temperature in (0.6, 1.3):
+        temperatures = torch.full((rows,), temperature, device="cuda")
+        temperatures[5::11] = 0.0
+        arguments = (logits, temperatures, seeds, counters, filters)
+        # As above: rounding decides at an edge.
+        assert (sample_tokens(*arguments) != sample_tokens_reference(*arguments)).float().mean() <= 0.02
+
+
 def test_draws_follow_the_softmax() -> None:
     draws = 40000
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, float("-inf")], device="cuda")

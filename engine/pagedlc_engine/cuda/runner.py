@@ -18,7 +18,8 @@ from pagedlc_engine.cuda.runtime import CudaRuntime, Graph, Mark, NoWait, StepEv
 from pagedlc_engine.cuda.shapes import ShapeBook
 from pagedlc_engine.cuda.slots import SlotTable
 from pagedlc_engine.cuda.state import PACKETS, DeviceState
-from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, Ints
+from pagedlc_engine.cuda.step_kernels import ADMISSION
+from pagedlc_engine.kernels.attention_plan import AttentionGeometry, Ints
 from pagedlc_engine.kernels.launch import compile_ahead
 from pagedlc_engine.kernels.sampling import sample_tokens
 from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
@@ -91,7 +92,7 @@ class CudaRunner(ModelRunner):
     Args:
         decoder: The model.
         geometry: Of the model and its cache.
-        sampler: For requests that ask for more than a temperature.
+        sampler: For requests that ask for more than temperature, top_k, top_p and min_p.
         max_num_seqs: Requests at once to be ready for; more are possible, at the cost of a pause.
         max_num_batched_tokens: Most tokens of a step.
         max_model_len: Longest sequence in tokens.
@@ -170,7 +171,7 @@ class CudaRunner(ModelRunner):
         return compiled
 
     def _launch_all(self) -> None:
-        self._state.admit(np.zeros((1, RECORD), np.int32), np.zeros(0, np.int32))
+        self._state.admit(np.zeros((1, ADMISSION), np.int32), np.zeros(0, np.int32))
         for shape in self._book.captured():
             self._launch(self._state.step_tensors(shape), self._short)
 

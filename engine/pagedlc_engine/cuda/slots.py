@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagedlc_engine.kernels.attention_plan import RECORD, Ints
+from pagedlc_engine.cuda.step_kernels import ADMISSION
+from pagedlc_engine.kernels.attention_plan import Ints
 from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.sequence import Sequence
 
 __all__ = ["Admissions", "Slot", "SlotTable", "samples_in_graph"]
 
 _LEAST_TEMPERATURE = 1e-5
+#: A top_k beyond every vocabulary; as large as float32 holds exactly.
+_ALL_TOKENS = 1 << 24
 
 
 @dataclass(slots=True)
@@ -33,13 +36,10 @@ class Slot:
 
 
 def samples_in_graph(sequence: Sequence) -> bool:
-    """Whether temperature is all that this sequence asks of the sampler."""
+    """Whether this sequence asks no more of the sampler than temperature, top_k, top_p and min_p."""
     params = sequence.request.params
     return (
         sequence.matcher is None
-        and params.top_k in (-1, 0, 1)
-        and (params.top_p == 1.0 or params.top_k == 1)
-        and params.min_p == 0.0
         and params.presence_penalty == 0.0
         and params.frequency_penalty == 0.0
         and params.repetition_penalty == 1.0
@@ -67,19 +67,21 @@ class Admissions:
 
     def state(self, slot: Slot, sequence: Sequence) -> None:
         """A new sequence's sampling parameters."""
-        bits = struct.unpack("<i", struct.pack("<f", _temperature(sequence.request.params)))[0]
+        params = sequence.request.params
+        numbers = _temperature(params), min(params.top_k, _ALL_TOKENS), params.top_p, params.min_p
+        bits, *filters = struct.unpack("<4i", struct.pack("<4f", *numbers))
         low, high = struct.unpack("<ii", struct.pack("<Q", sequence.seed & 0xFFFF_FFFF_FFFF_FFFF))
-        self._records.append((slot.index, 1, bits, low, high, sequence.num_output, 0, 0))
+        self._records.append((slot.index, 1, bits, low, high, sequence.num_output, 0, 0, *filters))
 
     def table(self, slot: Slot, table: array[int]) -> None:
         """A block table that the device does not know."""
-        self._records.append((slot.index, 0, 0, 0, 0, 0, self._num_blocks, len(table)))
+        self._records.append((slot.index, 0, 0, 0, 0, 0, self._num_blocks, len(table), 0, 0, 0))
         self._tables.append(table)
         self._num_blocks += len(table)
 
     def arrays(self) -> tuple[Ints, Ints]:
         """Records and blocks for :meth:`pagedlc_engine.cuda.state.DeviceState.admit`."""
-        records = np.array(self._records, np.int32).reshape(-1, RECORD)
+        records = np.array(self._records, np.int32).reshape(-1, ADMISSION)
         blocks = np.zeros(self._num_blocks, np.int32)
         at = 0
         for table in self._tables:

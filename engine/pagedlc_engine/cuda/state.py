@@ -10,7 +10,7 @@ import triton
 
 from pagedlc_engine.cuda.fused_decoder import StepTensors
 from pagedlc_engine.cuda.layout import SPARE_SHARED_TILES, PacketLayout, StepShape
-from pagedlc_engine.cuda.step_kernels import admit_kernel, commit_kernel, unpack_kernel
+from pagedlc_engine.cuda.step_kernels import ADMISSION, admit_kernel, commit_kernel, unpack_kernel
 from pagedlc_engine.cuda.tiles import narrow_rows
 from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, AttentionPlan, Ints, TileTable
 from pagedlc_engine.model.spec import ModelSpec
@@ -55,6 +55,7 @@ class DeviceState:
         self.temperatures = torch.zeros(slots, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
         self.counts = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.filters = torch.zeros((slots, 3), dtype=torch.float32, device=device)
         self.tables = torch.zeros((slots, -(-table_width // 4) * 4), dtype=torch.int32, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
         self._packets = torch.zeros((PACKETS, layout.size), dtype=torch.int32, pin_memory=pinned)
@@ -66,19 +67,20 @@ class DeviceState:
         self._row_temperatures = torch.zeros(layout.samples, dtype=torch.float32, device=device)
         self._row_seeds = torch.zeros(layout.samples, dtype=torch.int64, device=device)
         self._row_counts = torch.zeros(layout.samples, dtype=torch.int64, device=device)
+        self._row_filters = torch.zeros((layout.samples, 3), dtype=torch.float32, device=device)
         self.sampled = torch.zeros(layout.samples, dtype=torch.int64, device=device)
         # One for all steps: results in every graph's own memory would add up to gigabytes.
         self._hidden = torch.zeros((layout.plane, spec.hidden_size), dtype=dtype, device=device)
         self._logits = torch.zeros((layout.samples, spec.vocab_size), dtype=torch.float32, device=device)
 
     @property
-    def sampling(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Temperature, seed and counter of each row of the step under way."""
-        return self._row_temperatures, self._row_seeds, self._row_counts
+    def sampling(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Temperature, seed, counter and filters of each row of the step under way."""
+        return self._row_temperatures, self._row_seeds, self._row_counts, self._row_filters
 
     def copy_slots(self, older: DeviceState) -> None:
         """Take over the slots of a smaller state."""
-        for name in ("newest", "temperatures", "seeds", "counts", "tables"):
+        for name in ("newest", "temperatures", "seeds", "counts", "filters", "tables"):
             source: torch.Tensor = getattr(older, name)
             getattr(self, name)[: older.slots].copy_(source)
 
@@ -148,6 +150,7 @@ class DeviceState:
             self.temperatures,
             self.seeds,
             self.counts,
+            self.filters,
             self._tokens[0],
             self._tokens[1],
             self._tokens[2],
@@ -203,7 +206,7 @@ class DeviceState:
         """Launch: set slots up.
 
         Args:
-            records: int32 [n, 8], see :func:`pagedlc_engine.cuda.step_kernels.admit_kernel`.
+            records: int32 [n, ADMISSION], see :func:`pagedlc_engine.cuda.step_kernels.admit_kernel`.
             blocks: int32, the block tables the records point to.
         """
         sent = torch.empty(records.size + blocks.size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
@@ -217,8 +220,10 @@ class DeviceState:
             self.temperatures,
             self.seeds,
             self.counts,
+            self.filters,
             self.tables,
             self.tables.stride(0),
+            ADMISSION=ADMISSION,
             LANES=_LANES,
             num_warps=4,
         )

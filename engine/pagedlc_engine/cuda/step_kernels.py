@@ -13,7 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["admit_kernel", "commit_kernel", "unpack_kernel"]
+__all__ = ["ADMISSION", "admit_kernel", "commit_kernel", "unpack_kernel"]
+
+#: Length of an admission's record.
+ADMISSION = 11
 
 
 @triton.jit
@@ -32,12 +35,14 @@ def unpack_kernel(
     temperatures,
     seeds,
     counts,
+    filters,
     ids,
     positions,
     cache_slots,
     row_temperatures,
     row_seeds,
     row_counts,
+    row_filters,
     table_stride,
     tokens,
     samples,
@@ -91,6 +96,9 @@ def unpack_kernel(
     tl.store(row_temperatures + index, tl.load(temperatures + slot, mask=taken, other=0.0), mask=index < samples)
     tl.store(row_seeds + index, tl.load(seeds + slot, mask=taken, other=0), mask=index < samples)
     tl.store(row_counts + index, tl.load(counts + slot, mask=taken, other=0), mask=index < samples)
+    for which in tl.static_range(3):
+        value = tl.load(filters + slot * 3 + which, mask=taken, other=0.0)
+        tl.store(row_filters + index * 3 + which, value, mask=index < samples)
 
 
 @triton.jit(do_not_specialize=["hidden_stride"])
@@ -133,19 +141,24 @@ def admit_kernel(
     temperatures,
     seeds,
     counts,
+    filters,
     tables,
     table_stride,
+    ADMISSION: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Grid (records,). A record is eight int32: slot, whether sampling state is new, bits of the temperature, low
-    and high half of the seed, tokens generated so far, first entry in ``blocks``, number of blocks."""
-    record = records + tl.program_id(0) * 8
+    """Grid (records,). A record is eleven int32: slot, whether sampling state is new, bits of the temperature, low
+    and high half of the seed, tokens generated so far, first entry in ``blocks``, number of blocks, bits of top_k,
+    top_p and min_p, all three as float32."""
+    record = records + tl.program_id(0) * ADMISSION
     slot = tl.load(record)
     if tl.load(record + 1) != 0:
         tl.store(temperatures + slot, tl.load(record + 2).to(tl.float32, bitcast=True))
         low = tl.load(record + 3).to(tl.uint32, bitcast=True).to(tl.int64)
         tl.store(seeds + slot, (tl.load(record + 4).to(tl.int64) << 32) | low)
         tl.store(counts + slot, tl.load(record + 5).to(tl.int64))
+        for which in tl.static_range(3):
+            tl.store(filters + slot * 3 + which, tl.load(record + 8 + which).to(tl.float32, bitcast=True))
     first = tl.load(record + 6)
     length = tl.load(record + 7)
     for start in range(0, length, LANES):

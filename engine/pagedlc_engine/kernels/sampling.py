@@ -1,9 +1,11 @@
-"""From logits to token ids in two launches, without a look from the host.
+"""From logits to token ids in two or three launches, without a look from the host.
 
 The first launch reduces parts of a row to (largest, its index, sum of weights), the second picks a part and then a
 token in it. A draw inverts the cumulative distribution at one uniform number per row, the n-th of the row's seed:
 the same rule and the same numbers as :mod:`pagedlc_engine.sampling.draw` and :mod:`pagedlc_engine.sampling.rng`, and
 less arithmetic than one random number per logit (Gumbel noise).
+
+A third launch takes another pick for rows with min_p, top_k or top_p: :mod:`pagedlc_engine.kernels.filtered_sampling`.
 """
 
 # Upper-case arguments of kernels are compile-time constants.
@@ -17,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagedlc_engine.kernels.filtered_sampling import BLOCK, ROOM, log2_factor, pick_filtered_kernel, uniform_number
 from pagedlc_engine.kernels.launch import interpreted, launch_options
 
 __all__ = ["sample_tokens", "sample_tokens_reference"]
@@ -34,15 +37,8 @@ def _factor(temperatures, row, DRAW: tl.constexpr):
     factor = 1.0
     if DRAW:
         temperature = tl.load(temperatures + row).to(tl.float32)
-        factor = tl.where(temperature > 0.0, 1.4426950408889634 / tl.where(temperature > 0.0, temperature, 1.0), 1.0)
+        factor = tl.where(temperature > 0.0, log2_factor(tl.where(temperature > 0.0, temperature, 1.0)), 1.0)
     return factor
-
-
-@triton.jit
-def _mix(bits):
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
-    return bits ^ (bits >> 31)
 
 
 @triton.jit
@@ -52,13 +48,15 @@ def _parts_kernel(
     peaks,
     sums,
     indices,
+    block_peaks,
     row_stride,
     vocab_size,
     CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
     DRAW: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (parts, rows)."""
+    """Grid (parts, rows). The largest values of blocks smaller than a part are noted, too."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -66,8 +64,13 @@ def _parts_kernel(
     row = tl.program_id(1)
     column = part * CHUNK + tl.arange(0, CHUNK)
     value = _scaled_logits(logits, row.to(tl.int64) * row_stride, column, vocab_size, _factor(temperatures, row, DRAW))
-    peak = tl.max(value, 0)
     target = row * tl.num_programs(0) + part
+    if BLOCK < CHUNK:
+        block_peak = tl.max(tl.reshape(value, [CHUNK // BLOCK, BLOCK]), 1)
+        tl.store(block_peaks + target * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK), block_peak)
+        peak = tl.max(block_peak, 0)
+    else:
+        peak = tl.max(value, 0)
     tl.store(peaks + target, peak)
     tl.store(indices + target, tl.min(tl.where(value == peak, column, 2147483647), 0))
     if DRAW:
@@ -105,10 +108,7 @@ def _pick_kernel(
     token = tl.min(tl.where(peak == highest, index, 2147483647), 0)
     if DRAW:
         if tl.load(temperatures + row).to(tl.float32) > 0.0:
-            seed = tl.load(seeds + row).to(tl.uint64, bitcast=True)
-            counter = tl.load(counters + row).to(tl.uint64)
-            bits = _mix(_mix(seed + 0x9E3779B97F4A7C15) + (counter + 1) * 0x9E3779B97F4A7C15)
-            random = (bits >> 11).to(tl.float64) * (1.0 / 9007199254740992.0)
+            random = uniform_number(seeds, counters, row)
             weight = tl.load(sums + row * num_parts + part, mask=live, other=0.0) * tl.exp2(peak - highest)
             wanted = (random * tl.sum(weight, 0).to(tl.float64)).to(tl.float32)
             last = tl.max(tl.where(weight > 0.0, part, 0), 0)
@@ -129,6 +129,7 @@ def sample_tokens(
     temperatures: torch.Tensor | None,
     seeds: torch.Tensor | None,
     counters: torch.Tensor | None,
+    filters: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -139,6 +140,10 @@ def sample_tokens(
         temperatures: float32 [S], or ``None`` for the likeliest everywhere.
         seeds: int64 [S]; unused without temperatures.
         counters: int64 [S], tokens the row's request has so far; unused without temperatures.
+        filters: float32 [S, 3], what is drawn from: top_k (below 1 or from V on: all), top_p (1: all), min_p (0: all),
+            with the meaning and the order that they have in :mod:`pagedlc_engine.sampling.filters`. Weights are summed
+            in float32 here, so a token whose share of the mass is within some 1e-6 of top_p may fall to either side,
+            as may a draw that close to the edge between two tokens.
         out: int64 [S]; allocated when ``None``.
 
     Returns:
@@ -154,15 +159,22 @@ def sample_tokens(
     draws = temperatures is not None
     unused = indices
     overlap = not interpreted()
+    block = BLOCK if draws and filters is not None else chunk
+    blocks = parts * (chunk // block)
+    block_peaks = peaks[0]
+    if blocks > parts:
+        block_peaks = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     _parts_kernel[(parts, rows)](
         logits,
         temperatures if temperatures is not None else unused,
         peaks[0],
         peaks[1],
         indices,
+        block_peaks,
         logits.stride(0),
         vocab_size,
         CHUNK=chunk,
+        BLOCK=block,
         DRAW=draws,
         OVERLAP=overlap,
         **launch_options(4, 1, overlap=overlap),
@@ -185,6 +197,35 @@ def sample_tokens(
         OVERLAP=overlap,
         **launch_options(4, 1, overlap=overlap),
     )
+    if draws and filters is not None:
+        pick_filtered_kernel[(rows,)](
+            logits,
+            temperatures,
+            seeds,
+            counters,
+            filters,
+            peaks[0],
+            peaks[1],
+            block_peaks,
+            torch.empty((rows, ROOM), dtype=torch.float32, device=logits.device),
+            torch.empty((rows, blocks), dtype=torch.int32, device=logits.device),
+            torch.empty((rows, blocks), dtype=torch.float32, device=logits.device),
+            out,
+            logits.stride(0),
+            vocab_size,
+            parts,
+            blocks,
+            PARTS=triton.next_power_of_2(parts),
+            BLOCKS=triton.next_power_of_2(blocks),
+            BLOCK=BLOCK,
+            ROOM=ROOM,
+            GROUP=8,
+            WAYS=8,
+            FEW=512,
+            MANY=2048,
+            OVERLAP=overlap,
+            **launch_options(16, 1, overlap=overlap),
+        )
     return out
 
 
@@ -193,14 +234,33 @@ def sample_tokens_reference(
     temperatures: torch.Tensor | None,
     seeds: torch.Tensor | None,
     counters: torch.Tensor | None,
+    filters: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Plain-torch :func:`sample_tokens`."""
-    from pagedlc_engine.sampling.draw import draw  # the kernels themselves need nothing of the engine
+    # The kernels themselves need nothing of the engine.
+    from pagedlc_engine.sampling.draw import draw
     from pagedlc_engine.sampling.rng import uniform
 
     likeliest = logits.argmax(-1)
     if temperatures is None or seeds is None or counters is None:
         return likeliest
     greedy = temperatures <= 0
-    weights = (logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None]).softmax(-1)
+    logits = logits.float() - logits.float().amax(-1, keepdim=True)
+    weights = (logits / temperatures.masked_fill(greedy, 1.0)[:, None]).exp()
+    if filters is not None:
+        _filter(weights, filters)
     return torch.where(greedy, likeliest, draw(weights, uniform(seeds, counters)))
+
+
+def _filter(weights: torch.Tensor, filters: torch.Tensor) -> None:
+    """Set what each row of weights (float32 [S, V], the greatest 1) does not draw from to 0."""
+    from pagedlc_engine.sampling.filters import TopK, drop_below, top_k_cut, top_p_cut
+
+    drop_below(weights, filters[:, 2:])
+    for row, (top_k, top_p, _) in zip(weights.split(1), filters.tolist(), strict=True):
+        share = torch.tensor([[top_p]], dtype=torch.float64, device=row.device)
+        if 0 < top_k < row.shape[1]:
+            k = torch.tensor([[int(top_k)]], device=row.device)
+            drop_below(row, top_k_cut(row, TopK(None, k, int(top_k), share)))
+        elif top_p < 1.0:
+            drop_below(row, top_p_cut(row, share))
