@@ -10,11 +10,14 @@ from pagedlc.outputs import CompletionChunk, RequestOutput
 from pagedlc.prefix import PrefixHistory
 from pagedlc.prompts import PreparedRequest
 from pagedlc.tokenizer import Tokenizer
-from pagedlc_engine.client import EngineClient, Mailbox
+from pagedlc_engine.client import EngineClient, Mailbox, RequestHandle
 from pagedlc_engine.errors import own_copy
 from pagedlc_engine.request import TokenDelta
 
 __all__ = ["RequestBatch"]
+
+#: Requests that reach the engine together: they fill its next step, and while that runs the next ones get ready.
+_TOGETHER = 64
 
 
 class RequestBatch:
@@ -43,12 +46,14 @@ class RequestBatch:
         self._readers = {
             item.request.request_id: RequestReader(tokenizer, item.request, item.text) for item in requests
         }
-        self._handles = {
-            item.request.request_id: client.submit(
-                replace(item.request, whole=whole and not item.request.params.stop), self.mailbox
-            )
-            for item in requests
-        }
+        self._handles: dict[str, RequestHandle] = {}
+        for first in range(0, len(requests), _TOGETHER):
+            group = [
+                replace(item.request, whole=whole and not item.request.params.stop)
+                for item in requests[first : first + _TOGETHER]
+            ]
+            handles = client.submit_all(group, self.mailbox)
+            self._handles.update((handle.request_id, handle) for handle in handles)
 
     def chunks(self, deltas: Sequence[TokenDelta]) -> Iterator[CompletionChunk]:
         """What deltas add to the answers; an answer that a stop string completes is aborted in the engine.

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 
 from pagedlc_engine.errors import EngineClosedError, EngineDeadError, InvalidRequestError, PagedLCError, own_copy
 from pagedlc_engine.hosts import EngineHost
-from pagedlc_engine.kv.hashing import hash_blocks, root_key
+from pagedlc_engine.kv.hashing import LatestChains, root_key
 from pagedlc_engine.messages import Abort, Configure, CountCached, Output, ResetPrefixCache, Submit, join_deltas
 from pagedlc_engine.request import Request, TokenDelta, token_array
 from pagedlc_engine.stats import EngineStats
@@ -191,7 +191,7 @@ class EngineClient:
         self.device = info.device
         self._vocab_size = info.vocab_size
         self.block_size = info.block_size
-        self._hash_prompts = info.enable_prefix_caching
+        self._chains = LatestChains(info.block_size) if info.enable_prefix_caching else None
         self._lock = threading.Lock()
         # The engine gets names of the client's making: a caller may use a name again while the engine is still busy
         # giving up its last request of that name.
@@ -220,26 +220,38 @@ class EngineClient:
             EngineDeadError: The engine failed earlier, or belongs to the process this one was forked from.
             InvalidRequestError: The request id is in use, or :func:`check_request` objects.
         """
-        request = replace(request, prompt_token_ids=token_array(request.prompt_token_ids))
-        check_request(request, self._vocab_size, self.max_model_len)
-        name = request.request_id
-        hashes = self._block_hashes(request)
-        box = mailbox or Mailbox(request.params.n)
+        (handle,) = self.submit_all([request], mailbox or Mailbox(request.params.n))
+        return handle
+
+    def submit_all(self, requests: Sequence[Request], mailbox: Mailbox) -> list[RequestHandle]:
+        """:meth:`submit` for requests that are read together. They reach the engine one right after the other, so that
+        a step takes in as many as it can."""
+        checked = [self._check(request) for request in requests]
+        hashes = [self._block_hashes(request) for request in checked]
         with self._lock:
             self._check_alive()
-            if name in self._keys:
-                raise InvalidRequestError(f"A request with id {name!r} is running already.")
-            key = f"{name}/{next(self._serials)}"
-            self._keys[name] = key
-            box.names[key] = name
-            self._pending[key] = _Pending(name, box, set(range(request.params.n)))
+            return [self._send(*pair, mailbox) for pair in zip(checked, hashes, strict=True)]
+
+    def _check(self, request: Request) -> Request:
+        request = replace(request, prompt_token_ids=token_array(request.prompt_token_ids))
+        check_request(request, self._vocab_size, self.max_model_len)
+        return request
+
+    def _send(self, request: Request, hashes: tuple[bytes, ...], mailbox: Mailbox) -> RequestHandle:
+        name = request.request_id
+        if name in self._keys:
+            raise InvalidRequestError(f"A request with id {name!r} is running already.")
+        key = f"{name}/{next(self._serials)}"
+        self._keys[name] = key
+        mailbox.names[key] = name
+        self._pending[key] = _Pending(name, mailbox, set(range(request.params.n)))
+        try:
             now = time.monotonic()
-            try:
-                self._host.send(Submit(replace(request, request_id=key, block_hashes=hashes, arrival_time=now)))
-            except BaseException:
-                self._forget(key)
-                raise
-        return RequestHandle(self, name, key, box)
+            self._host.send(Submit(replace(request, request_id=key, block_hashes=hashes, arrival_time=now)))
+        except BaseException:
+            self._forget(key)
+            raise
+        return RequestHandle(self, name, key, mailbox)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Give up a request, or one of its answers. Unknown and finished ids are ignored."""
@@ -291,19 +303,20 @@ class EngineClient:
             EngineClosedError, EngineDeadError: As :meth:`submit`.
         """
         usable = (len(request.prompt_token_ids) - 1) // self.block_size
+        hashes = self._block_hashes(request)
         answer: Future[int] = Future()
         with self._lock:
             self._check_alive()
             query_id = next(self._query_ids)
             self._queries[query_id] = answer
-            self._host.send(CountCached(query_id, self._block_hashes(request)[:usable]))
+            self._host.send(CountCached(query_id, hashes[:usable]))
         return answer.result() * self.block_size
 
     def _block_hashes(self, request: Request) -> tuple[bytes, ...]:
-        if not self._hash_prompts:
+        if self._chains is None:
             return ()
         root = root_key(request.cache_salt, request.extra_keys)
-        return hash_blocks(root, request.prompt_token_ids, self.block_size)
+        return self._chains.hash_blocks(root, token_array(request.prompt_token_ids))
 
     def close(self) -> None:
         """End the engine and free its memory; unfinished requests get an :class:`EngineClosedError`."""

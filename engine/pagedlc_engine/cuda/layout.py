@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from pagedlc_engine.kernels.attention_plan import RECORD
 
@@ -62,7 +63,7 @@ def _aligned(length: int) -> int:
     return -(-length // 16) * 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PacketLayout:
     """Where the regions of a packet begin, in int32; each begins at a multiple of 64 bytes.
 
@@ -80,47 +81,47 @@ class PacketLayout:
     samples: int
     wide: int
 
-    @property
+    @cached_property
     def sample_rows(self) -> int:
         """Start of the rows of the hidden vectors to sample from."""
         return 16
 
-    @property
+    @cached_property
     def sample_slots(self) -> int:
         """Start of the slots that samples belong to."""
         return self.sample_rows + _aligned(self.samples)
 
-    @property
+    @cached_property
     def narrow(self) -> int:
         """Start of the narrow tiles' records, at most one per sample or token."""
         return self.sample_slots + _aligned(self.samples)
 
-    @property
+    @cached_property
     def shared(self) -> int:
         """Start of the shared tiles' records."""
         return self.narrow + _aligned(self.samples * RECORD)
 
-    @property
+    @cached_property
     def members(self) -> int:
         """Start of the shared tiles' members, three numbers each."""
         return self.shared + _aligned(self.samples * RECORD)
 
-    @property
+    @cached_property
     def wide_records(self) -> int:
         """Start of the wide tiles' records."""
         return self.members + _aligned(self.samples * 3)
 
-    @property
+    @cached_property
     def codes(self) -> int:
         """Start of the four token planes, which is the end of what stays on the device as it came."""
         return self.wide_records + _aligned(self.wide * RECORD)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Length of a packet."""
         return self.codes + 4 * _aligned(self.tokens)
 
-    @property
+    @cached_property
     def plane(self) -> int:
         """Length of a token plane."""
         return _aligned(self.tokens)

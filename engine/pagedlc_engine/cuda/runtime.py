@@ -1,14 +1,13 @@
-"""The three CUDA calls of a decode step, made without giving up the interpreter lock.
+"""The CUDA calls of a decode step, made without giving up the interpreter lock, except to wait.
 
 torch releases the lock around each of its calls; a thread that gives it up gets it back, against other busy threads,
-only after the interpreter's switch interval. These calls take microseconds, so they keep it.
+only after the interpreter's switch interval. Calls that take microseconds keep it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import time
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +18,6 @@ from pagedlc_engine.errors import ConfigError, PagedLCError
 __all__ = ["CudaRuntime", "Graph", "Mark", "NoWait", "StepEvent", "capture_stream"]
 
 _NOT_READY = 600
-_NAP_SECONDS = 2e-5
 
 
 class CudaRuntime:
@@ -30,7 +28,8 @@ class CudaRuntime:
     """
 
     def __init__(self) -> None:
-        lib = ctypes.PyDLL(str(_library()))
+        path = str(_library())
+        lib = ctypes.PyDLL(path)
         self.graph_instantiate = lib.cudaGraphInstantiate
         self.graph_instantiate.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_ulonglong]
         self.graph_destroy = lib.cudaGraphExecDestroy
@@ -41,6 +40,9 @@ class CudaRuntime:
         self.event_record.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.event_query = lib.cudaEventQuery
         self.event_query.argtypes = [ctypes.c_void_p]
+        # Waits on a core of its own: a nap's length is the system's to choose, and each costs a turn of the lock.
+        self.event_synchronize = ctypes.CDLL(path).cudaEventSynchronize
+        self.event_synchronize.argtypes = [ctypes.c_void_p]
         self._error_string = lib.cudaGetErrorString
         self._error_string.argtypes = [ctypes.c_int]
         self._error_string.restype = ctypes.c_char_p
@@ -146,7 +148,8 @@ class StepEvent:
         Raises:
             PagedLCError: Something before it failed.
         """
-        while (code := self._runtime.event_query(self._handle)) == _NOT_READY:
-            time.sleep(_NAP_SECONDS)
+        code = self._runtime.event_query(self._handle)
+        if code == _NOT_READY:
+            code = self._runtime.event_synchronize(self._handle)
         if code:
             self._runtime.check(code, "A step on the GPU")

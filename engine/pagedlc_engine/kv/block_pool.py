@@ -51,9 +51,24 @@ class BlockPool:
         """Whether ``block`` is on the free list (cached or not)."""
         return block in self._free
 
+    def count_free(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks`` are on the free list."""
+        return sum(map(self._free.__contains__, blocks))
+
     def lookup(self, key: bytes) -> int | None:
         """The block with this content, or ``None``."""
         return self._block_of.get(key)
+
+    def lookup_chain(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks with these contents, up to the first that is not there."""
+        blocks = []
+        look_up = self._block_of.get
+        for key in keys:
+            block = look_up(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
 
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free blocks with reference count 1, forgetting what they held.
@@ -73,25 +88,27 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add one reference to each block; a cached free block comes back into use."""
+        counts, free = self._ref_counts, self._free
         for block in blocks:
-            if self._ref_counts[block] == 0:
-                del self._free[block]
-            self._ref_counts[block] += 1
+            if counts[block] == 0:
+                del free[block]
+            counts[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference to each block, in order of how soon it may be evicted.
 
         Blocks without cached contents are reused before any cached one.
         """
+        counts, free, key_of = self._ref_counts, self._free, self._key_of
         for block in blocks:
-            count = self._ref_counts[block] - 1
+            count = counts[block] - 1
             if count < 0:
                 raise ValueError(f"block {block} is free already")
-            self._ref_counts[block] = count
+            counts[block] = count
             if count == 0:
-                self._free[block] = None
-                if self._key_of[block] is None:
-                    self._free.move_to_end(block, last=False)
+                free[block] = None
+                if key_of[block] is None:
+                    free.move_to_end(block, last=False)
 
     def register(self, block: int, key: bytes) -> None:
         """Remember that ``block`` holds the contents named ``key``; the first block of a key stays its block."""

@@ -38,15 +38,7 @@ class KVCacheManager:
 
     def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> list[int]:
         """The longest run of cached blocks for a chain of keys, covering at most ``max_tokens`` tokens."""
-        blocks: list[int] = []
-        if not self.enable_prefix_caching:
-            return blocks
-        for key in keys[: max_tokens // self.block_size]:
-            block = self.pool.lookup(key)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return self.pool.lookup_chain(keys[: max_tokens // self.block_size]) if self.enable_prefix_caching else []
 
     def open(self, key: int, prefix: Sequence[int], num_tokens: int, reserve: int = 0) -> bool:
         """Start a table: share ``prefix`` blocks and add new ones up to ``num_tokens`` tokens.
@@ -61,8 +53,7 @@ class KVCacheManager:
             False, with nothing changed, when there are too few free blocks.
         """
         new = self.blocks_for(num_tokens) - len(prefix)
-        revived = sum(1 for block in prefix if self.pool.is_free(block))
-        if new + revived + reserve > self.pool.num_free:
+        if new + self.pool.count_free(prefix) + reserve > self.pool.num_free:
             return False
         self.pool.share(prefix)
         self._tables[key] = array("i", prefix)
