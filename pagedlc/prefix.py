@@ -125,7 +125,7 @@ def _around(tokenizer: Tokenizer, token_ids: Sequence[int], at: int) -> str:
 
 
 def _reason(total: int, cached: int, common: int, any_earlier: bool, differs: bool, block_size: int) -> str:
-    most = (total - 1) // block_size * block_size
+    most = min(total // block_size * block_size, total - 1)
     if cached == most:
         return f"That is all that can: whole blocks of {block_size} tokens, and the last token is always computed."
     if not any_earlier:

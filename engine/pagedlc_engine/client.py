@@ -302,15 +302,14 @@ class EngineClient:
         Raises:
             EngineClosedError, EngineDeadError: As :meth:`submit`.
         """
-        usable = (len(request.prompt_token_ids) - 1) // self.block_size
         hashes = self._block_hashes(request)
         answer: Future[int] = Future()
         with self._lock:
             self._check_alive()
             query_id = next(self._query_ids)
             self._queries[query_id] = answer
-            self._host.send(CountCached(query_id, hashes[:usable]))
-        return answer.result() * self.block_size
+            self._host.send(CountCached(query_id, hashes))
+        return min(answer.result() * self.block_size, len(request.prompt_token_ids) - 1)
 
     def _block_hashes(self, request: Request) -> tuple[bytes, ...]:
         if self._chains is None:

@@ -218,15 +218,21 @@ class Scheduler:
             budget -= self._start(sequence, len(prefix), budget, plan)
 
     def _match(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of a waiting sequence; if another one is computing the next block, waits for that."""
+        """Cached blocks of a waiting sequence; if another one is computing the next block, waits for that.
+
+        They may hold all of its tokens. Its last token is computed then, to go on from, and its key and value are
+        written where they are: only into a block that nobody else holds.
+        """
         if not self.cache.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return []
-        last = sequence.num_tokens - 1
-        full = last // self.cache.block_size
+        known = sequence.num_tokens
+        full = known // self.cache.block_size
         if full:
             sequence.block_key(full - 1, self.cache.block_size)
-        prefix = self.cache.match_prefix(sequence.block_keys, last)
-        if len(prefix) < full:
+        prefix = self.cache.match_prefix(sequence.block_keys, known)
+        if len(prefix) * self.cache.block_size == known and not self.cache.pool.is_free(prefix[-1]):
+            return prefix[:-1]
+        if len(prefix) < (known - 1) // self.cache.block_size:
             sequence.waits_for = self._being_computed.get(sequence.block_keys[len(prefix)])
         return prefix
 
@@ -239,7 +245,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, prefix_blocks: int, budget: int, plan: StepPlan) -> int:
         sequence.status = Status.RUNNING
         insort(self._running, sequence, key=lambda item: item.sort_key)
-        sequence.num_computed = prefix_blocks * self.cache.block_size
+        sequence.num_computed = min(prefix_blocks * self.cache.block_size, sequence.num_tokens - 1)
         sequence.num_registered = prefix_blocks
         if sequence.timings.scheduled is None:
             sequence.timings.scheduled = time.monotonic()

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.cuda.fused_decoder import StepTensors
 from pagedlc_engine.cuda.runner import CudaRunner
-from pagedlc_engine.request import SamplingParams
+from pagedlc_engine.request import SamplingParams, TokenDelta
 from pagedlc_engine.sampling import Sampler
 from tests.cuda.cuda_engines import answers, make_engine
 
@@ -40,6 +40,18 @@ def check(
 def test_prompts_in_chunks_beside_answers(tmp_path: Path, device: torch.device) -> None:
     options = {"max_num_batched_tokens": 16, "num_hidden_layers": 2}
     check(tmp_path, device, [prompt(n) for n in (1, 5, 20)], [greedy(3)] * 3, **options)
+
+
+@pytest.mark.parametrize("length", [1, 32])
+def test_a_new_request_that_only_decodes(tmp_path: Path, device: torch.device, length: int) -> None:
+    """One token, or of whole blocks that are all cached the last one: alone, and beside a running request."""
+    engine = make_engine(tmp_path, device)
+    expected = answers(make_engine(tmp_path, device, plain=True), [prompt(length), prompt(3)], [greedy(4)] * 2)
+    assert answers(engine, [prompt(length)], [greedy(4)]) == {"r0/0": expected["r0/0"]}
+    kept: list[TokenDelta] = []
+    assert answers(engine, [prompt(length)], [greedy(4)], keep=kept) == {"r0/0": expected["r0/0"]}
+    assert kept[-1].num_cached_tokens == length - 1
+    assert answers(engine, [prompt(length), prompt(3)], [greedy(4)] * 2) == expected
 
 
 @pytest.mark.slow

@@ -68,6 +68,32 @@ def test_the_next_turn_of_a_conversation_hits_the_blocks_of_the_generated_answer
     assert engine.answers("b")[0][-1].num_cached_tokens == (len(history) - 1) // BLOCK * BLOCK
 
 
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_of_a_prompt_that_is_all_there_only_the_last_token_is_computed(run_ahead: int) -> None:
+    engine = FakeEngine(40, run_ahead=run_ahead)
+    prompt = [3] * (4 * BLOCK)
+    for name in "ab":
+        engine.add(make_request(name, prompt, max_tokens=BLOCK + 2))
+        engine.run()
+    assert engine.tokens("b") == engine.tokens("a") == expected_answer(make_request("a", prompt, max_tokens=18), 10_000)
+    assert engine.answers("b")[0][-1].num_cached_tokens == 4 * BLOCK - 1
+    assert engine.computed_tokens == 4 * BLOCK + 1 + 2 * (BLOCK + 1)
+
+
+def test_the_last_block_of_a_prompt_is_not_written_while_another_request_holds_it() -> None:
+    engine = FakeEngine(40, budget=1000)
+    prompt = [3] * (4 * BLOCK)
+    for name in "ab":
+        engine.add(make_request(name, prompt, max_tokens=4))
+    engine.step()
+    first, second = (engine.cache.table(sequence.key) for sequence in engine.scheduler._running)
+    assert first[:3] == second[:3]
+    assert first[3] != second[3]
+    engine.run()
+    assert engine.tokens("a") == engine.tokens("b")
+    assert engine.answers("b")[0][-1].num_cached_tokens == 3 * BLOCK
+
+
 def test_a_salt_keeps_tenants_apart() -> None:
     engine = FakeEngine(40)
     for name, salt in (("a", "one"), ("b", "two"), ("c", "one")):

@@ -110,7 +110,7 @@ class StepPacker:
         decoding = self._decoding
         if decoding is not None and keys == decoding.keys and not plan.copies:
             decoding.advance(self._geometry.block_size)
-            return self._pack_decoding(decoding, packet, Admissions())
+            return self._pack_decoding(decoding, -1 - decoding.requests.slots, packet, Admissions())
         self._decoding = None
         return self._pack_anew(plan, keys, packet)
 
@@ -118,7 +118,7 @@ class StepPacker:
         """Start the next step anew, after one that failed."""
         self._decoding = None
 
-    def _pack_decoding(self, decoding: _Decoding, packet: Ints, admissions: Admissions) -> Packed:
+    def _pack_decoding(self, decoding: _Decoding, codes: Ints, packet: Ints, admissions: Admissions) -> Packed:
         requests = decoding.requests
         batch = len(requests)
         shared = bool(decoding.groups)
@@ -131,7 +131,7 @@ class StepPacker:
         packet[0] = packet[1] = batch
         packet[layout.sample_rows : layout.sample_rows + batch] = requests.firsts
         packet[layout.sample_slots : layout.sample_slots + batch] = requests.slots
-        self._write_tokens(packet, -1 - requests.slots, requests.starts, decoding.cache_slots, requests.slots)
+        self._write_tokens(packet, codes, requests.starts, decoding.cache_slots, requests.slots)
         self._write_narrow(packet, decoding, shape)
         return Packed(shape, captured, batch, decoding.general, admissions)
 
@@ -199,12 +199,13 @@ class StepPacker:
         decodes = end == count == len(sample_rows) and all(
             len(item.samplers) == 1 and item.samplers[0] is item.sequence for item in scheduled
         )
-        if decodes and not fresh:
+        # A request that is new may read blocks that another one writes in this step.
+        if decodes and (count == 1 or not fresh):
             groups = self._groups(requests, tables)
             prefix = _prefix_lengths(groups, requests) if groups else None
             order = longest_first(requests, prefix)
             self._decoding = _Decoding(keys, tables, requests, cache_slots, groups, prefix, order, general)
-            return self._pack_decoding(self._decoding, packet, admissions)
+            return self._pack_decoding(self._decoding, np.frombuffer(codes, np.int32), packet, admissions)
         narrow = counts == 1
         need = self._need(requests, narrow, len(sample_rows))
         shape = self._book.mixed(need)
