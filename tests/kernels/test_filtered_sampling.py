@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -11,6 +13,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.filtered_sampling import ROOM
 from pagedlc_engine.kernels.sampling import sample_tokens, sample_tokens_reference
+from pagedlc_engine.request import SamplingParams
+from pagedlc_engine.sampling import Sampler
 from pagedlc_engine.sampling.rng import uniform
 
 #: top_k, top_p, min_p
@@ -109,6 +113,34 @@ def test_rows_of_a_batch_keep_to_their_own(device: torch.device) -> None:
         one = slice(row, row + 1)
         alone = sample_tokens(logits[one], temperatures[one], seeds[one], counters[one], filters[one].to(device))
         assert alone[0] == tokens[row]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "logprobs": 3},
+    {"top_p": 0.9, "logit_bias": {7: 5.0}},
+    {"top_k": 50, "top_p": 0.8, "repetition_penalty": 1.2},
+    {"min_p": 0.05, "temperature": 1.3, "min_tokens": 3},
+    {"top_k": 1, "presence_penalty": 0.5},
+    {"temperature": 0.7, "frequency_penalty": 0.3},
+    {"top_p": 0.9, "logit_bias": dict.fromkeys(range(1100), float("-inf"))},
+    {"top_p": 0.9, "top_k": 10**50},
+]
+
+
+def test_the_sampler_chooses_the_same_tokens_with_the_kernels(device: torch.device) -> None:
+    vocab_size = 1100
+    logits = torch.randn(len(SETTINGS), vocab_size, device=device) * 3
+    logits[-1, 3] = float("nan")
+    found = []
+    for choose in (None, sample_tokens):
+        sampler = Sampler(vocab_size, device, choose)
+        for slot, options in enumerate(SETTINGS):
+            sampler.add(slot, SamplingParams(**options), slot, [1, 2, 3], [], [9], [[4, 5]])
+        steps = [sampler.sample(logits, range(len(SETTINGS))).on_host() for _ in range(4)]
+        assert all(0 <= token < vocab_size for step in steps for token in step.token_ids.tolist())
+        found.append([(step.token_ids[:-2].tolist(), step.failures(), step.logprobs) for step in steps])
+    assert found[0] == found[1]
+    assert list(found[0][0][1]) == [6, 7]
 
 
 def far_from_every_edge(logits: torch.Tensor, top_k: int, top_p: float, min_p: float, temperature: float) -> bool:

@@ -23,8 +23,9 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def sampler_on(device: str, settings: list[dict[str, Any]]) -> Sampler:
-    sampler = Sampler(V, torch.device(device))
+def sampler_on(device: str, settings: list[dict[str, Any]], kernels: bool = False) -> Sampler:
+    choose = pytest.importorskip("pagedlc_engine.kernels.sampling").sample_tokens if kernels else None
+    sampler = Sampler(V, torch.device(device), choose)
     for slot, options in enumerate(settings):
         sampler.add(slot, SamplingParams(**options), slot, [1, 2, 3], [], [9], [[4, 5]])
     return sampler
@@ -47,21 +48,22 @@ def test_the_same_tokens_and_log_probabilities_as_on_the_cpu() -> None:
     torch.manual_seed(0)
     logits = torch.randn(len(SETTINGS), V) * 4
     found = []
-    for device in ("cpu", "cuda"):
-        sampler = sampler_on(device, SETTINGS)
+    for device, kernels in (("cpu", False), ("cuda", False), ("cuda", True)):
+        sampler = sampler_on(device, SETTINGS, kernels)
         steps = [sampler.sample(logits.to(device), range(len(SETTINGS))).on_host() for _ in range(5)]
         torch.cuda.synchronize()
         found.append([(step.token_ids.tolist(), step.failures()) for step in steps])
         listed = [row is not None for row in steps[-1].logprobs]
         assert listed == ["logprobs" in options for options in SETTINGS]
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("options", SETTINGS)
-def test_a_step_does_not_wait_for_the_device(options: dict[str, Any]) -> None:
+def test_a_step_does_not_wait_for_the_device(options: dict[str, Any], kernels: bool) -> None:
     logits = torch.randn(4, V, device="cuda")
-    sampler = sampler_on("cuda", [options] * 4)
+    sampler = sampler_on("cuda", [options] * 4, kernels)
     for _ in range(2):
         sampler.sample(logits, range(4)).on_host()
     torch.cuda.set_sync_debug_mode("error")

@@ -121,7 +121,8 @@ def _pick_kernel(
             inner = tl.exp2(value - highest)
             last = tl.max(tl.where(inner > 0.0, offset, 0), 0)
             token = chosen * CHUNK + tl.minimum(tl.sum((tl.cumsum(inner, 0) <= wanted).to(tl.int32), 0), last)
-    tl.store(out + row, token.to(tl.int64))
+    # A row of NaN has no largest value; its token means nothing, but it is one.
+    tl.store(out + row, tl.minimum(token, vocab_size - 1).to(tl.int64))
 
 
 def sample_tokens(
@@ -154,21 +155,23 @@ def sample_tokens(
         out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     chunk = 1024 if rows <= 8 else 4096
     parts = triton.cdiv(vocab_size, chunk)
-    peaks = torch.empty((2, rows, parts), dtype=torch.float32, device=logits.device)
+    # Two tensors: a half of one would begin at an address of another alignment, for which Triton compiles anew.
+    peaks = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+    sums = torch.empty_like(peaks)
     indices = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     draws = temperatures is not None
     unused = indices
     overlap = not interpreted()
     block = BLOCK if draws and filters is not None else chunk
     blocks = parts * (chunk // block)
-    block_peaks = peaks[0]
+    block_peaks = peaks
     if blocks > parts:
         block_peaks = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     _parts_kernel[(parts, rows)](
         logits,
         temperatures if temperatures is not None else unused,
-        peaks[0],
-        peaks[1],
+        peaks,
+        sums,
         indices,
         block_peaks,
         logits.stride(0),
@@ -184,8 +187,8 @@ def sample_tokens(
         temperatures if temperatures is not None else unused,
         seeds if seeds is not None else unused,
         counters if counters is not None else unused,
-        peaks[0],
-        peaks[1],
+        peaks,
+        sums,
         indices,
         out,
         logits.stride(0),
@@ -204,8 +207,8 @@ def sample_tokens(
             seeds,
             counters,
             filters,
-            peaks[0],
-            peaks[1],
+            peaks,
+            sums,
             block_peaks,
             torch.empty((rows, ROOM), dtype=torch.float32, device=logits.device),
             torch.empty((rows, blocks), dtype=torch.int32, device=logits.device),

@@ -14,7 +14,7 @@ from pagedlc_engine.sampling.history import TokenHistory
 from pagedlc_engine.sampling.masks import BadWords, Bias, MinTokens
 from pagedlc_engine.sampling.penalties import Penalties
 
-__all__ = ["BatchPlan", "RandomRows", "SlotParams", "TrackedRows", "make_plan"]
+__all__ = ["BatchPlan", "DrawSettings", "RandomRows", "SlotParams", "TrackedRows", "make_plan"]
 
 # Below this temperature logits would be divided by next to nothing; the likeliest token is taken instead.
 _LEAST_TEMPERATURE = 1e-5
@@ -81,6 +81,21 @@ class RandomRows:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawSettings:
+    """What one call for all rows of a batch asks for, as :func:`pagedlc_engine.kernels.sampling.sample_tokens` does.
+
+    Args:
+        temperatures: 0 where the likeliest token is taken, float32 [S].
+        seeds: int64 [S].
+        filters: top_k, top_p and min_p, float32 [S, 3].
+    """
+
+    temperatures: Tensor
+    seeds: Tensor
+    filters: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class TrackedRows:
     """The rows whose tokens are kept in the history.
 
@@ -102,7 +117,8 @@ class BatchPlan:
     Args:
         slots: int64 [S].
         bias, min_tokens, bad_words, penalties: Stages that edit logits.
-        random: Rows to draw, in blocks.
+        random: Rows to draw, in blocks; empty where ``draw`` stands for them.
+        draw: How the tokens of all rows are drawn at once, or ``None``.
         tracked: Rows whose tokens are kept.
         logprobs: Row in the batch to the number of likeliest tokens it lists.
         logprob_rows: These rows, int64 [R]; ``None`` means all.
@@ -114,6 +130,7 @@ class BatchPlan:
     bad_words: BadWords | None
     penalties: Penalties | None
     random: Sequence[RandomRows]
+    draw: DrawSettings | None
     tracked: TrackedRows | None
     logprobs: dict[int, int]
     logprob_rows: Tensor | None
@@ -126,10 +143,15 @@ class BatchPlan:
 
 
 def make_plan(
-    slots: Sequence[int], requests: Sequence[SlotParams], history: TokenHistory, vocab_size: int, device: torch.device
+    slots: Sequence[int],
+    requests: Sequence[SlotParams],
+    history: TokenHistory,
+    vocab_size: int,
+    device: torch.device,
+    draw_at_once: bool,
 ) -> BatchPlan:
     """The plan for a batch: ``requests[i]`` sits in ``slots[i]`` and is row ``i``."""
-    return _Planner(slots, requests, history, vocab_size, device).plan()
+    return _Planner(slots, requests, history, vocab_size, device).plan(draw_at_once)
 
 
 class _Planner:
@@ -147,7 +169,7 @@ class _Planner:
         self._vocab_size = vocab_size
         self._device = device
 
-    def plan(self) -> BatchPlan:
+    def plan(self, draw_at_once: bool) -> BatchPlan:
         logprobs = {
             row: request.params.logprobs
             for row, request in enumerate(self._requests)
@@ -159,7 +181,8 @@ class _Planner:
             min_tokens=self._min_tokens(),
             bad_words=self._bad_words(),
             penalties=self._penalties(),
-            random=self._random(),
+            random=[] if draw_at_once else self._random(),
+            draw=self._draw() if draw_at_once else None,
             tracked=self._tracked(),
             logprobs=logprobs,
             logprob_rows=self._subset(list(logprobs), len(self._slots)),
@@ -229,6 +252,15 @@ class _Planner:
         if not rows:
             return None
         return TrackedRows([self._slots[row] for row in rows], self._ints(rows), self._history_rows(rows))
+
+    def _draw(self) -> DrawSettings:
+        params = [request.params for request in self._requests]
+        filters = [(min(p.top_k, self._vocab_size), p.top_p, p.min_p) for p in params]
+        return DrawSettings(
+            temperatures=self._floats([request.params.temperature * request.random for request in self._requests]),
+            seeds=self._ints([request.seed for request in self._requests]),
+            filters=torch.tensor(filters, dtype=torch.float32, device=self._device),
+        )
 
     def _random(self) -> list[RandomRows]:
         rows = [row for row, request in enumerate(self._requests) if request.random]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,10 @@ from pagedlc_engine.sampling.rng import signed64, uniform
 from pagedlc_engine.sampling.rows import row_argmax, select
 from pagedlc_engine.validation import GREATEST_BIAS
 
-__all__ = ["SampledTokens", "Sampler"]
+__all__ = ["ChooseTokens", "SampledTokens", "Sampler"]
+
+#: From logits, temperatures, seeds, counters and filters to token ids.
+ChooseTokens = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 BAD_LOGITS = "The model's logits for this request are not finite numbers; its weights or its dtype may be at fault."
 NOTHING_ALLOWED = (
@@ -90,11 +93,14 @@ class Sampler:
     Args:
         vocab_size: V, the width of the logits.
         device: Where the logits will be.
+        choose_tokens: Does the stages from the temperature on for all rows at once, as
+            :func:`pagedlc_engine.kernels.sampling.sample_tokens` does; ``None``: torch operations.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, choose_tokens: ChooseTokens | None = None) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._choose_tokens = choose_tokens
         self._requests: dict[int, SlotParams] = {}
         self._history = TokenHistory(vocab_size, device)
         self._output_lengths = torch.zeros(0, dtype=torch.int64, device=device)
@@ -166,11 +172,8 @@ class Sampler:
         plan = self._plan_for(slots)
         edits = plan.edits_logits or allowed is not None
         edited = self._edit(logits, plan, allowed) if edits else logits
-        maxima, token_ids = row_argmax(edited)
+        maxima, token_ids = self._choose(edited, plan)
         raw_maxima = logits.amax(-1) if edits else maxima
-        for block in plan.random:
-            drawn = self._draw(edited, maxima, block)
-            token_ids = drawn if block.rows is None else token_ids.index_copy_(0, block.rows, drawn)
         self._record(plan, token_ids)
         bad_logits = ~raw_maxima.isfinite()
         return SampledTokens(
@@ -198,6 +201,18 @@ class Sampler:
             allow_only(logits, allowed)
         return logits
 
+    def _choose(self, logits: Tensor, plan: BatchPlan) -> tuple[Tensor, Tensor]:
+        """Maxima of the edited logits (float32 [S]) and tokens (int64 [S])."""
+        if plan.draw is not None and self._choose_tokens is not None:
+            settings, counters = plan.draw, self._output_lengths[plan.slots]
+            drawn = self._choose_tokens(logits, settings.temperatures, settings.seeds, counters, settings.filters)
+            return logits.amax(-1), drawn
+        maxima, token_ids = row_argmax(logits)
+        for block in plan.random:
+            drawn = self._draw(logits, maxima, block)
+            token_ids = drawn if block.rows is None else token_ids.index_copy_(0, block.rows, drawn)
+        return maxima, token_ids
+
     def _draw(self, logits: Tensor, maxima: Tensor, random: RandomRows) -> Tensor:
         """Tokens of a block of random rows, int64 [R]."""
         weights = select(logits, random.rows) - select(maxima, random.rows)[:, None]
@@ -221,7 +236,8 @@ class Sampler:
             if empty:
                 raise PagedLCError(f"Slots {empty} hold no request: add() one before sampling.")
             requests = [self._requests[slot] for slot in wanted]
-            self._plan = make_plan(wanted, requests, self._history, self._vocab_size, self._device)
+            at_once = self._choose_tokens is not None
+            self._plan = make_plan(wanted, requests, self._history, self._vocab_size, self._device, at_once)
             self._planned_slots = wanted
         return self._plan
 
