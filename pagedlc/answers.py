@@ -77,11 +77,13 @@ class RequestReader:
         tokenizer: Turns tokens into text.
         request: The request.
         prompt: The prompt's text, if it was given as text.
+        prompt_token_ids: The prompt's tokens as the result has them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, prompt: str | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: Request, prompt: str | None, prompt_token_ids: list[int]) -> None:
         self.request = request
         self._prompt = prompt
+        self._prompt_token_ids = prompt_token_ids
         self._answers = [
             _Open(AnswerReader(tokenizer, request, index), CompletionOutput(index)) for index in range(request.params.n)
         ]
@@ -116,7 +118,7 @@ class RequestReader:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
-            prompt_token_ids=list(self.request.prompt_token_ids),
+            prompt_token_ids=self._prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs,
             outputs=[answer.output for answer in self._answers],
             finished=self.finished,

@@ -44,7 +44,8 @@ class RequestBatch:
         self.mailbox = Mailbox(sum(item.request.params.n for item in requests))
         self._history = history
         self._readers = {
-            item.request.request_id: RequestReader(tokenizer, item.request, item.text) for item in requests
+            item.request.request_id: RequestReader(tokenizer, item.request, item.text, item.token_ids)
+            for item in requests
         }
         self._handles: dict[str, RequestHandle] = {}
         for first in range(0, len(requests), _TOGETHER):

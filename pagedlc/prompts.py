@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
-from pagedlc_engine.request import Request, SamplingParams, token_array
+from pagedlc_engine.request import Request, SamplingParams, pack_token_ids
 
 __all__ = ["DEFAULT_MAX_TOKENS", "PreparedRequest", "Prompt", "as_prompts", "pair_params", "prepare"]
 
@@ -33,10 +33,11 @@ Prompt: TypeAlias = str | Sequence[int] | TokenArray | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request, and its prompt's text if it was given as text."""
+    """A request, its prompt's text if it was given as text, and its prompt's tokens as the caller gets them back."""
 
     request: Request
     text: str | None
+    token_ids: list[int]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -86,23 +87,23 @@ def prepare(
     Raises:
         InvalidRequestError: The prompt is empty or no prompt at all.
     """
-    text, token_ids = _tokenize(prompt, tokenizer)
+    text, token_ids, packed = _tokenize(prompt, tokenizer)
     request = Request(
         request_id=request_id or uuid.uuid4().hex,
-        prompt_token_ids=token_ids,
+        prompt_token_ids=packed,
         params=params,
         eos_token_ids=tokenizer.eos_token_ids,
         bad_words_token_ids=tokenizer.encode_bad_words(params.bad_words),
         priority=priority,
         cache_salt=cache_salt,
     )
-    return PreparedRequest(request, text)
+    return PreparedRequest(request, text, token_ids)
 
 
-def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, array[int]]:
+def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int], array[int]]:
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
-            return None, _token_ids(prompt["prompt_token_ids"])
+            return None, *_token_ids(prompt["prompt_token_ids"])
         if "prompt" in prompt and not isinstance(prompt["prompt"], Mapping):
             return _tokenize(prompt["prompt"], tokenizer)
         raise InvalidRequestError(
@@ -112,11 +113,12 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, array[i
         token_ids = tokenizer.encode(prompt)
         if not token_ids:
             raise InvalidRequestError("The prompt is empty: it must have at least one token.")
-        return prompt, token_array(token_ids)
-    return None, _token_ids(prompt)
+        return prompt, token_ids, pack_token_ids(token_ids)
+    return None, *_token_ids(prompt)
 
 
-def _token_ids(given: object) -> array[int]:
+def _token_ids(given: object) -> tuple[list[int], array[int]]:
+    """The tokens twice: as Python's numbers, and packed."""
     items = _unpacked(given)
     if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray):
         raise InvalidRequestError(_not_a_prompt(given))
@@ -125,13 +127,15 @@ def _token_ids(given: object) -> array[int]:
     if not _is_int(items[0]):
         raise InvalidRequestError(_not_a_prompt(given))
     try:
-        return array("i", items)
+        packed = pack_token_ids(items)
     except TypeError:
         raise InvalidRequestError(_not_a_prompt(given)) from None
     except OverflowError:
         # The first that does not fit is at fault; what comes after it may be anything.
         large = next(item for item in items if not -(2**31) <= index(item) < 2**31)
         raise InvalidRequestError(f"Token ids have at most 32 bits; {large} has more.") from None
+    # Making new numbers takes ten times as long.
+    return list(items) if type(items[0]) is int else packed.tolist(), packed
 
 
 def _unpacked(given: Any) -> Any:

@@ -56,6 +56,8 @@ def test_every_form_is_the_same_prompt_whichever_way_it_is_asked(llm: LLM, expec
     outputs = [*llm.generate(prompt, GREEDY), *llm.generate([prompt, "Hello"], GREEDY)]
     outputs += [*llm.generate({"prompt_token_ids": prompt}, GREEDY), *llm.generate({"prompt": prompt}, GREEDY)]
     assert [output.prompt_token_ids for output in outputs] == [IDS] * 5
+    assert all(type(token) is int for output in outputs for token in output.prompt_token_ids)
+    assert all(output.prompt_token_ids is not prompt for output in outputs)
     assert [output.outputs[0].text for output in outputs] == [expected] * 5
     assert "".join(chunk.text for chunk in llm.generate_stream(prompt, GREEDY)) == expected
     assert asyncio.run(asynchronously()) == [expected] * 2
