@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from pagedlc_engine.cuda.fused_decoder import StepTensors
+from pagedlc_engine.cuda import state
 from pagedlc_engine.cuda.runner import CudaRunner
 from pagedlc_engine.request import SamplingParams, TokenDelta
 from pagedlc_engine.sampling import Sampler
@@ -113,21 +114,25 @@ def test_more_requests_than_planned_for(tmp_path: Path, device: torch.device) ->
     assert answers(engine, prompts, [greedy(3)] * 4) == expected
 
 
+def test_more_about_new_requests_than_a_message_holds(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_MESSAGE_SIZE", 32)
+    check(tmp_path, device, [prompt(3, seed) for seed in range(3)], [greedy(3, seed=1)] * 3)
+
+
 def test_a_step_of_a_size_that_is_captured_only_when_it_comes(
     tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def captured(runner: CudaRunner, step: StepTensors) -> Any:
-        runner._run_empty(step, runner._model)
-        return SimpleNamespace(
-            tensors=step, graph=SimpleNamespace(launch=lambda _: runner._launch(step, runner._model))
-        )
+    def recorded(_: CudaRunner, launch: Callable[[], None]) -> Any:
+        return SimpleNamespace(launch=lambda _: launch())
 
     prompts = [prompt(n) for n in (3, 9)]
     expected = answers(make_engine(tmp_path, device, plain=True), prompts, [greedy(3)] * 2)
     engine = make_engine(tmp_path, device, max_num_batched_tokens=16)
     runner = engine.runner
     assert isinstance(runner, CudaRunner)
-    monkeypatch.setattr(CudaRunner, "_capture", captured)
+    monkeypatch.setattr(CudaRunner, "_record", recorded)
     monkeypatch.setattr(runner, "_use_graphs", True)
     runner.attach(runner._kv, runner.cache)
     assert answers(engine, prompts, [greedy(3)] * 2) == expected

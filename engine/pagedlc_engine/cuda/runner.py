@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,6 @@ from pagedlc_engine.cuda.runtime import CudaRuntime, Graph, Mark, NoWait, StepEv
 from pagedlc_engine.cuda.shapes import ShapeBook
 from pagedlc_engine.cuda.slots import SlotTable
 from pagedlc_engine.cuda.state import PACKETS, DeviceState
-from pagedlc_engine.cuda.step_kernels import ADMISSION
 from pagedlc_engine.kernels.attention_plan import AttentionGeometry, Ints
 from pagedlc_engine.kernels.launch import compile_ahead
 from pagedlc_engine.kernels.sampling import sample_tokens
@@ -134,6 +134,7 @@ class CudaRunner(ModelRunner):
         #: The last step's rows and slots of the general sampler, and the same on the device.
         self._general: tuple[list[int], list[int], Tensor, Tensor] | None = None
         self._steps: dict[StepShape, _Step] = {}
+        self._admission: Graph | None = None
         self._max_num_seqs = max_num_seqs
 
     def attach(self, kv: Tensor, cache: KVCacheManager) -> None:
@@ -157,6 +158,7 @@ class CudaRunner(ModelRunner):
         self._state = DeviceState(layout, slots, width, self._geometry, model.spec, model.dtype, self.device)
         self._state.set_ticket(self._number)
         self._packer = StepPacker(self.cache, self._slot_table, self._book, self._geometry, layout)
+        self._admission = None
 
     # -- capture ---------------------------------------------------------------------------------------
 
@@ -171,7 +173,8 @@ class CudaRunner(ModelRunner):
         return compiled
 
     def _launch_all(self) -> None:
-        self._state.admit(np.zeros((1, ADMISSION), np.int32), np.zeros(0, np.int32))
+        self._state.admit()
+        self._state.admit_many(np.zeros(1, np.int32))
         for shape in self._book.captured():
             self._launch(self._state.step_tensors(shape), self._short)
 
@@ -186,6 +189,8 @@ class CudaRunner(ModelRunner):
     def capture(self, progress: Callable[[int, int], None] | None = None) -> int:
         """Capture all shapes, if graphs are in use; returns how many."""
         shapes = self._book.captured() if self._use_graphs else []
+        if shapes:
+            self._admission_graph()
         for done, shape in enumerate(shapes):
             self._step(shape)
             if progress is not None:
@@ -202,13 +207,17 @@ class CudaRunner(ModelRunner):
     def _capture(self, step: StepTensors) -> _Step:
         # What a capture must not do happens here: libraries load their kernels for products of this size.
         self._run_empty(step, self._short)
+        return _Step(step, self._record(partial(self._launch, step, self._model)))
+
+    def _record(self, launch: Callable[[], None]) -> Graph:
+        """What ``launch`` launches, as a graph."""
         torch.cuda.synchronize(self.device)
         captured = torch.cuda.CUDAGraph(keep_graph=True)
         # Other threads, maybe another engine's, go on using the device meanwhile.
         stream = capture_stream(self.device)
         with torch.cuda.graph(captured, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            self._launch(step, self._model)
-        return _Step(step, Graph(self._runtime, captured))
+            launch()
+        return Graph(self._runtime, captured)
 
     def _run_empty(self, step: StepTensors, model: FusedDecoder) -> None:
         """Run a step without tokens."""
@@ -242,7 +251,7 @@ class CudaRunner(ModelRunner):
             packet = self._next_packet()
             packed = self._packer.pack(plan, packet)
             if packed.admissions:
-                self._state.admit(*packed.admissions.arrays())
+                self._admit(packed.admissions.message())
             step = self._run(packed, packet)
             general = self._sample_general(packed, step.logits) if packed.general else None
             logprobs = self._prompt_logprobs(plan, step.hidden) if packed.shape.every_row else {}
@@ -251,6 +260,25 @@ class CudaRunner(ModelRunner):
             self._recover()
             raise
         return PendingStep(self._events[at], self._state.results[at], packed.samples, general, logprobs)
+
+    def _admit(self, message: Ints) -> None:
+        """Set slots up, before the step that is packed."""
+        room = self._state.messages[self._number % PACKETS]
+        if len(message) > len(room):
+            self._state.admit_many(message)
+            return
+        room[: len(message)] = message
+        if self._use_graphs:
+            self._admission_graph().launch(self._stream)
+        else:
+            self._state.admit()
+
+    def _admission_graph(self) -> Graph:
+        if self._admission is None:
+            # By itself first, so that its kernel is loaded; to do the same twice does no harm.
+            self._state.admit()
+            self._admission = self._record(self._state.admit)
+        return self._admission
 
     def _run(self, packed: Packed, packet: Ints) -> StepTensors:
         if packed.captured and self._use_graphs:
@@ -353,6 +381,7 @@ class CudaRunner(ModelRunner):
         for event in self._events:
             event.wait()
         self._steps.clear()
+        self._admission = None
         del self._state, self._packer, self._kv, self._model, self._short, self.decoder, self.sampler
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

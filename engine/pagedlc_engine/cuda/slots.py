@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagedlc_engine.cuda.step_kernels import ADMISSION
 from pagedlc_engine.kernels.attention_plan import Ints
 from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.sequence import Sequence
@@ -79,15 +78,14 @@ class Admissions:
         self._tables.append(table)
         self._num_blocks += len(table)
 
-    def arrays(self) -> tuple[Ints, Ints]:
-        """Records and blocks for :meth:`pagedlc_engine.cuda.state.DeviceState.admit`."""
-        records = np.array(self._records, np.int32).reshape(-1, ADMISSION)
-        blocks = np.zeros(self._num_blocks, np.int32)
-        at = 0
+    def message(self) -> Ints:
+        """All of them as :func:`pagedlc_engine.cuda.step_kernels.admit_kernel` reads them, int32."""
+        message = array("i", [len(self._records)])
+        for record in self._records:
+            message.extend(record)
         for table in self._tables:
-            blocks[at : at + len(table)] = np.frombuffer(table, np.int32)
-            at += len(table)
-        return records, blocks
+            message.extend(table)
+        return np.frombuffer(message, np.int32)
 
 
 class SlotTable:

@@ -20,6 +20,9 @@ __all__ = ["PACKETS", "DeviceState"]
 #: Packets in flight at most; more than an engine runs ahead.
 PACKETS = 16
 _LANES = 256
+#: Numbers in a message about new requests; a longer one is copied to the device first.
+_MESSAGE_SIZE = 1 << 14
+_ADMITTING_PROGRAMS = 32
 _NOTHING = np.zeros(0, np.int32)
 
 
@@ -61,6 +64,9 @@ class DeviceState:
         self._packets = torch.zeros((PACKETS, layout.size), dtype=torch.int32, pin_memory=pinned)
         self._results = torch.zeros((PACKETS, layout.samples), dtype=torch.int32, pin_memory=pinned)
         self.packets: list[Ints] = list(self._packets.numpy())
+        self._messages = torch.zeros((PACKETS, _MESSAGE_SIZE), dtype=torch.int32, pin_memory=pinned)
+        #: What :meth:`admit` reads, one for each packet; see :func:`pagedlc_engine.cuda.step_kernels.admit_kernel`.
+        self.messages: list[Ints] = list(self._messages.numpy())
         self.results: list[Ints] = list(self._results.numpy())
         self._control = torch.zeros(layout.codes, dtype=torch.int32, device=device)
         self._tokens = torch.zeros((3, layout.plane), dtype=torch.int32, device=device)
@@ -202,27 +208,28 @@ class DeviceState:
             num_warps=4,
         )
 
-    def admit(self, records: Ints, blocks: Ints) -> None:
-        """Launch: set slots up.
+    def admit(self) -> None:
+        """Launch: set the slots up that the message of the packet whose turn it is names."""
+        self._launch_admit(self._messages, len(self.messages))
 
-        Args:
-            records: int32 [n, ADMISSION], see :func:`pagedlc_engine.cuda.step_kernels.admit_kernel`.
-            blocks: int32, the block tables the records point to.
-        """
-        sent = torch.empty(records.size + blocks.size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        host = sent.numpy()
-        host[: records.size] = records.ravel()
-        host[records.size :] = blocks
-        there = sent.to(self.device, non_blocking=True)
-        admit_kernel[(len(records),)](
-            there,
-            there[records.size :],
+    def admit_many(self, message: Ints) -> None:
+        """As :meth:`admit`, for a message that is longer than there is room for."""
+        sent = torch.empty(len(message), dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        sent.numpy()[:] = message
+        self._launch_admit(sent.to(self.device, non_blocking=True), 1)
+
+    def _launch_admit(self, messages: torch.Tensor, number: int) -> None:
+        admit_kernel[(_ADMITTING_PROGRAMS,)](
+            messages,
+            self._ticket,
             self.temperatures,
             self.seeds,
             self.counts,
             self.filters,
             self.tables,
             self.tables.stride(0),
+            MESSAGES=number,
+            SIZE=_MESSAGE_SIZE,
             ADMISSION=ADMISSION,
             LANES=_LANES,
             num_warps=4,

@@ -136,32 +136,39 @@ def commit_kernel(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def admit_kernel(
-    records,
-    blocks,
+    messages,
+    ticket,
     temperatures,
     seeds,
     counts,
     filters,
     tables,
     table_stride,
+    MESSAGES: tl.constexpr,
+    SIZE: tl.constexpr,
     ADMISSION: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Grid (records,). A record is eleven int32: slot, whether sampling state is new, bits of the temperature, low
-    and high half of the seed, tokens generated so far, first entry in ``blocks``, number of blocks, bits of top_k,
-    top_p and min_p, all three as float32."""
-    record = records + tl.program_id(0) * ADMISSION
-    slot = tl.load(record)
-    if tl.load(record + 1) != 0:
-        tl.store(temperatures + slot, tl.load(record + 2).to(tl.float32, bitcast=True))
-        low = tl.load(record + 3).to(tl.uint32, bitcast=True).to(tl.int64)
-        tl.store(seeds + slot, (tl.load(record + 4).to(tl.int64) << 32) | low)
-        tl.store(counts + slot, tl.load(record + 5).to(tl.int64))
-        for which in tl.static_range(3):
-            tl.store(filters + slot * 3 + which, tl.load(record + 8 + which).to(tl.float32, bitcast=True))
-    first = tl.load(record + 6)
-    length = tl.load(record + 7)
-    for start in range(0, length, LANES):
-        index = start + tl.arange(0, LANES)
-        block = tl.load(blocks + first + index, mask=index < length, other=0)
-        tl.store(tables + slot.to(tl.int64) * table_stride + index, block, mask=index < length)
+    """Grid (programs,): they share the records of the message whose turn it is, out of MESSAGES of SIZE entries. A
+    message is the number of its records, the records, and blocks. A record is eleven int32: slot, whether sampling
+    state is new, bits of the temperature, low and high half of the seed, tokens generated so far, first entry among the
+    blocks, number of blocks, bits of top_k, top_p and min_p, all three as float32."""
+    message = messages + (tl.load(ticket) % MESSAGES) * SIZE
+    number = tl.load(message)
+    blocks = message + 1 + number * ADMISSION
+    for row in range(tl.program_id(0), number, tl.num_programs(0)):
+        record = message + 1 + row * ADMISSION
+        slot = tl.load(record)
+        if tl.load(record + 1) != 0:
+            tl.store(temperatures + slot, tl.load(record + 2).to(tl.float32, bitcast=True))
+            low = tl.load(record + 3).to(tl.uint32, bitcast=True).to(tl.int64)
+            tl.store(seeds + slot, (tl.load(record + 4).to(tl.int64) << 32) | low)
+            tl.store(counts + slot, tl.load(record + 5).to(tl.int64))
+            for which in tl.static_range(3):
+                tl.store(filters + slot * 3 + which, tl.load(record + 8 + which).to(tl.float32, bitcast=True))
+        first = tl.load(record + 6)
+        length = tl.load(record + 7)
+        for start in range(0, length, LANES):
+            index = start + tl.arange(0, LANES)
+            block = tl.load(blocks + first + index, mask=index < length, other=0)
+            tl.store(tables + slot.to(tl.int64) * table_stride + index, block, mask=index < length)
