@@ -18,7 +18,7 @@ _MIXED_SIZES = (
 )  # fmt: skip
 #: Steps of more tokens have two shapes a size: one that holds everything, and one for a few whole prompts.
 _TWO_SHAPES_ABOVE = 2048
-_FEW_SAMPLES = 64
+_FEW_PROMPTS = 64
 #: Prompts in a captured step whose last tile is not full: as many, or one for so many tokens.
 _SPARE_TILES = 64
 _TOKENS_A_SPARE_TILE = 32
@@ -168,7 +168,8 @@ class ShapeBook:
         """
         group = self._geometry.group
         rows = max(WIDE_ROWS if tokens * group > MIN_WIDE_ROWS else MIN_WIDE_ROWS, _power_above(group))
-        requests = min(tokens, self._max_num_seqs)
+        few = tokens > _TWO_SHAPES_ABOVE and not decodes_too
+        requests = min(tokens, self._max_num_seqs, _FEW_PROMPTS if few else tokens)
         full = -(-tokens * group // rows)
         splits = self._wide_splits(full) if split else 1
         if splits == 1:
@@ -177,7 +178,7 @@ class ShapeBook:
             spare = min(_SPARE_SPLIT_TILES if decodes_too else _SPARE_SPLIT_TILES_ALONE, requests)
         return StepShape(
             tokens=tokens,
-            samples=requests if decodes_too or tokens <= _TWO_SHAPES_ABOVE else min(requests, _FEW_SAMPLES),
+            samples=requests,
             narrow=requests if decodes_too else 0,
             narrow_splits=4 if decodes_too else 1,
             wide=full + spare,
