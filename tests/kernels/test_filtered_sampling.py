@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.filtered_sampling import ROOM
+from pagedlc_engine.kernels.forbid import forbid_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens, sample_tokens_reference
 from pagedlc_engine.request import SamplingParams
-from pagedlc_engine.sampling import Sampler
+from pagedlc_engine.sampling import Allowed, Sampler, SamplerKernels
 from pagedlc_engine.sampling.rng import uniform
 
 #: top_k, top_p, min_p
@@ -131,16 +132,25 @@ def test_the_sampler_chooses_the_same_tokens_with_the_kernels(device: torch.devi
     vocab_size = 1100
     logits = torch.randn(len(SETTINGS), vocab_size, device=device) * 3
     logits[-1, 3] = float("nan")
+    # Two rows under a grammar: one token, and the tokens from 32 on that are divisible by 32.
+    bits = torch.zeros(2, 35, dtype=torch.int32, device=device)
+    bits[0, 34] = 1 << 11
+    bits[1, 1:] = 1
+    allowed = Allowed(torch.tensor([0, 2], device=device), bits)
     found = []
-    for choose in (None, sample_tokens):
-        sampler = Sampler(vocab_size, device, choose)
+    for kernels in (None, SamplerKernels(sample_tokens, forbid_tokens)):
+        sampler = Sampler(vocab_size, device, kernels)
         for slot, options in enumerate(SETTINGS):
             sampler.add(slot, SamplingParams(**options), slot, [1, 2, 3], [], [9], [[4, 5]])
-        steps = [sampler.sample(logits, range(len(SETTINGS))).on_host() for _ in range(4)]
+        slots = range(len(SETTINGS))
+        steps = [sampler.sample(logits, slots).on_host() for _ in range(4)]
+        steps.append(sampler.sample(logits, slots, allowed).on_host())
         assert all(0 <= token < vocab_size for step in steps for token in step.token_ids.tolist())
         found.append([(step.token_ids[:-2].tolist(), step.failures(), step.logprobs) for step in steps])
     assert found[0] == found[1]
     assert list(found[0][0][1]) == [6, 7]
+    assert found[0][4][0][0] == 34 * 32 + 11
+    assert found[0][4][0][2] % 32 == 0 < found[0][4][0][2]
 
 
 def far_from_every_edge(logits: torch.Tensor, top_k: int, top_p: float, min_p: float, temperature: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagedlc import SamplingParams
-from pagedlc_engine.sampling import Sampler
+from pagedlc_engine.sampling import Sampler, SamplerKernels
 from pagedlc_engine.sampling.filters import nucleus_by_sort, top_p_cut
 
 V = 5000
@@ -23,9 +23,16 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+def sampler_kernels() -> SamplerKernels:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from pagedlc_engine.kernels.forbid import forbid_tokens
+    from pagedlc_engine.kernels.sampling import sample_tokens
+
+    return SamplerKernels(sample_tokens, forbid_tokens)
+
+
 def sampler_on(device: str, settings: list[dict[str, Any]], kernels: bool = False) -> Sampler:
-    choose = pytest.importorskip("pagedlc_engine.kernels.sampling").sample_tokens if kernels else None
-    sampler = Sampler(V, torch.device(device), choose)
+    sampler = Sampler(V, torch.device(device), sampler_kernels() if kernels else None)
     for slot, options in enumerate(settings):
         sampler.add(slot, SamplingParams(**options), slot, [1, 2, 3], [], [9], [[4, 5]])
     return sampler

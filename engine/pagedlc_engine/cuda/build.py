@@ -17,11 +17,12 @@ from pagedlc_engine.cuda.runner import CudaRunner
 from pagedlc_engine.device import Placement, num_kv_blocks
 from pagedlc_engine.errors import OutOfMemoryError
 from pagedlc_engine.kernels.attention_plan import AttentionGeometry
+from pagedlc_engine.kernels.forbid import forbid_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens
 from pagedlc_engine.kv.block_pool import BlockPool
 from pagedlc_engine.kv.manager import KVCacheManager
 from pagedlc_engine.model.decoder import Decoder
-from pagedlc_engine.sampling import Sampler
+from pagedlc_engine.sampling import Sampler, SamplerKernels
 
 if TYPE_CHECKING:
     from pagedlc_engine.model import ModelSpec
@@ -63,7 +64,7 @@ def build_cuda_runner(
     runner = CudaRunner(
         fused,
         geometry,
-        Sampler(spec.vocab_size, device, sample_tokens),
+        Sampler(spec.vocab_size, device, SamplerKernels(sample_tokens, forbid_tokens)),
         config.max_num_seqs,
         placement.max_num_batched_tokens,
         max_model_len,

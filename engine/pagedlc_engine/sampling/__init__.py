@@ -2,6 +2,6 @@
 
 from pagedlc_engine.sampling.logprobs import prompt_logprobs
 from pagedlc_engine.sampling.masks import Allowed
-from pagedlc_engine.sampling.sampler import SampledTokens, Sampler
+from pagedlc_engine.sampling.sampler import SampledTokens, Sampler, SamplerKernels
 
-__all__ = ["Allowed", "SampledTokens", "Sampler", "prompt_logprobs"]
+__all__ = ["Allowed", "SampledTokens", "Sampler", "SamplerKernels", "prompt_logprobs"]

@@ -21,10 +21,7 @@ from pagedlc_engine.sampling.rng import signed64, uniform
 from pagedlc_engine.sampling.rows import row_argmax, select
 from pagedlc_engine.validation import GREATEST_BIAS
 
-__all__ = ["ChooseTokens", "SampledTokens", "Sampler"]
-
-#: From logits, temperatures, seeds, counters and filters to token ids.
-ChooseTokens = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+__all__ = ["SampledTokens", "Sampler", "SamplerKernels"]
 
 BAD_LOGITS = "The model's logits for this request are not finite numbers; its weights or its dtype may be at fault."
 NOTHING_ALLOWED = (
@@ -81,6 +78,20 @@ class SampledTokens:
         return failures
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerKernels:
+    """What stands for chains of torch operations where there are kernels.
+
+    Args:
+        choose_tokens: The stages from the temperature on, for all rows at once:
+            :func:`pagedlc_engine.kernels.sampling.sample_tokens`.
+        forbid_tokens: The grammar's stage: :func:`pagedlc_engine.kernels.forbid.forbid_tokens`.
+    """
+
+    choose_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    forbid_tokens: Callable[[Tensor, Tensor, Tensor], None]
+
+
 class Sampler:
     """Chooses the next token of every request in a batch.
 
@@ -93,14 +104,13 @@ class Sampler:
     Args:
         vocab_size: V, the width of the logits.
         device: Where the logits will be.
-        choose_tokens: Does the stages from the temperature on for all rows at once, as
-            :func:`pagedlc_engine.kernels.sampling.sample_tokens` does; ``None``: torch operations.
+        kernels: Used where they do what torch operations would do; ``None``: torch operations throughout.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, choose_tokens: ChooseTokens | None = None) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, kernels: SamplerKernels | None = None) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._choose_tokens = choose_tokens
+        self._kernels = kernels
         self._requests: dict[int, SlotParams] = {}
         self._history = TokenHistory(vocab_size, device)
         self._output_lengths = torch.zeros(0, dtype=torch.int64, device=device)
@@ -197,15 +207,17 @@ class Sampler:
         if plan.penalties is not None:
             seen = self._history.seen(plan.penalties.history_rows)
             apply_penalties(logits, plan.penalties, seen, self._history.counts)
-        if allowed is not None:
+        if allowed is not None and self._kernels is not None:
+            self._kernels.forbid_tokens(logits, allowed.rows, allowed.bits)
+        elif allowed is not None:
             allow_only(logits, allowed)
         return logits
 
     def _choose(self, logits: Tensor, plan: BatchPlan) -> tuple[Tensor, Tensor]:
         """Maxima of the edited logits (float32 [S]) and tokens (int64 [S])."""
-        if plan.draw is not None and self._choose_tokens is not None:
-            settings, counters = plan.draw, self._output_lengths[plan.slots]
-            drawn = self._choose_tokens(logits, settings.temperatures, settings.seeds, counters, settings.filters)
+        if plan.draw is not None and self._kernels is not None:
+            draw, counters = plan.draw, self._output_lengths[plan.slots]
+            drawn = self._kernels.choose_tokens(logits, draw.temperatures, draw.seeds, counters, draw.filters)
             return logits.amax(-1), drawn
         maxima, token_ids = row_argmax(logits)
         for block in plan.random:
@@ -236,7 +248,7 @@ class Sampler:
             if empty:
                 raise PagedLCError(f"Slots {empty} hold no request: add() one before sampling.")
             requests = [self._requests[slot] for slot in wanted]
-            at_once = self._choose_tokens is not None
+            at_once = self._kernels is not None
             self._plan = make_plan(wanted, requests, self._history, self._vocab_size, self._device, at_once)
             self._planned_slots = wanted
         return self._plan
