@@ -338,13 +338,15 @@ def folder_for(config: dict[str, Any]) -> Path:
 def soak(config: dict[str, Any], options: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything, on one engine."""
     longest = arguments.longest
+    block_size = options.get("block_size", 16)
     settings = {
         "load_format": "dummy",
         # Where its memory on the GPU can be seen from here.
         "engine_host": "thread",
         "max_model_len": longest * 2,
         "max_num_seqs": arguments.at_once,
-        "num_blocks": max(int(SHARE * arguments.at_once * longest), longest * 2) // 16 + 1,
+        "block_size": block_size,
+        "num_blocks": max(int(SHARE * arguments.at_once * longest), longest * 2) // block_size + 1,
         "seed": 0,
         **options,
     }
