@@ -24,8 +24,10 @@ line with dashes (`max_num_seqs` is `--max-num-seqs`). An unknown name is an err
 SAMPLING = """
 ## Sampling parameters
 
-Fields of `pagedlc.SamplingParams`. The integrations take them as keywords of the model and of each call, and
-generate at most 512 tokens unless told otherwise.
+Fields of `pagedlc.SamplingParams`; the integrations take them as keywords of the model and of each call. An answer has
+at most 512 tokens unless told otherwise, whichever class is asked: `LLM` (`SamplingParams(max_tokens=...)`), `VLLM`,
+`VLLMChat` and `Vllm` (`max_tokens`, also spelled `max_new_tokens`) or `pagedlc chat` (`--max-tokens`). Only `pagedlc ask`
+and `DocumentQA`, which ask for short answers, end them at 256.
 """
 
 

@@ -68,7 +68,7 @@ class LLM(ServedModel):
 
         Args:
             prompts: One or more of: text, token ids (a list, an array or a tensor), ``{"prompt_token_ids": [...]}``.
-            sampling_params: For all prompts, or one for each. ``None``: temperature 1 and up to 256 tokens.
+            sampling_params: For all prompts, or one for each. ``None``: temperature 1 and up to 512 tokens.
             use_tqdm: Show a progress bar; ``None`` shows one for several prompts on a terminal.
             priority: Smaller runs first.
             cache_salt: Share cached prefixes only with requests of the same salt.

@@ -13,10 +13,7 @@ from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.request import Request, SamplingParams, pack_token_ids
 
-__all__ = ["DEFAULT_MAX_TOKENS", "PreparedRequest", "Prompt", "as_prompts", "pair_params", "prepare"]
-
-#: Answers are this long at most when no sampling parameters are given.
-DEFAULT_MAX_TOKENS = 256
+__all__ = ["PreparedRequest", "Prompt", "as_prompts", "pair_params", "prepare"]
 
 
 class TokenArray(Protocol):
@@ -63,7 +60,7 @@ def pair_params(params: SamplingParams | Sequence[SamplingParams] | None, count:
         InvalidRequestError: A list of another length, or something else.
     """
     if params is None:
-        return [SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)] * count
+        return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):

@@ -39,11 +39,12 @@ MAX_N = 128
 
 
 class SamplingParams(BaseModel):
-    """How to choose the next tokens. Names and meanings are vLLM's.
+    """How to choose the next tokens. Names and meanings are vLLM's, and so are the defaults but that of ``max_tokens``.
 
     Args:
         n: Answers per prompt; they share the prompt's KV blocks.
-        max_tokens: Most tokens to generate; ``None`` goes to the end of the context.
+        max_tokens: Most tokens to generate; ``None`` goes to the end of the context. (vLLM's default of 16 would cut
+            most answers.)
         min_tokens: No end-of-sequence or stop token before this many tokens.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: Keep the smallest set of tokens whose probabilities sum to at least this.
@@ -73,7 +74,7 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     n: int = Field(default=1, ge=1, le=MAX_N)
-    max_tokens: int | None = Field(default=16, ge=1)
+    max_tokens: int | None = Field(default=512, ge=1)
     min_tokens: int = Field(default=0, ge=0, le=2**31 - 1)
     temperature: float = Field(default=1.0, ge=0.0, le=1e6, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
