@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 TEXT_SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".text")
 SUPPORTED_SUFFIXES = (*TEXT_SUFFIXES, ".pdf")
+#: Names or reasons that one message lists.
+_MOST_LISTED = 5
 
 
 class DocumentError(PagedLCError, ValueError):
@@ -40,8 +42,8 @@ class Document:
 def load_documents(path: str | Path) -> list[Document]:
     """Read a file, or every supported file in a folder and below, in order of name.
 
-    Hidden files and folders, and files of other types in a folder, are left out; so are damaged ones, with a warning
-    in the log.
+    In a folder, files of other types and files that cannot be read are left out, with a warning in the log; hidden
+    ones without.
 
     Args:
         path: A ``.txt``, ``.md``, ``.rst`` or ``.pdf`` file, or a folder. PDFs need ``pypdf``.
@@ -54,53 +56,66 @@ def load_documents(path: str | Path) -> list[Document]:
         raise DocumentError(f"No such file or folder: {path}")
     if not os.access(path, os.R_OK):
         raise DocumentError(f"{path} may not be read.")
+    if not path.is_dir():
+        return _read_file(path, path.name)
     documents: list[Document] = []
-    problems: list[DocumentError] = []
-    for file in _files(path):
+    problems: list[str] = []
+    others: list[str] = []
+    for file, name in _visible_files(path):
+        if file.suffix.lower() not in SUPPORTED_SUFFIXES:
+            others.append(name)
+            continue
         try:
-            documents.extend(_read(file, file.name if file == path else file.relative_to(path).as_posix()))
+            documents.extend(_read(file, name))
         except DocumentError as error:
-            problems.append(error)
+            problems.append(str(error))
+    if others:
+        problems.append(f"{_listed(others, ', ')}: only {', '.join(SUPPORTED_SUFFIXES)} files are read.")
+    if not problems and not documents:
+        raise DocumentError(f"No documents in {path}: looked for {', '.join(SUPPORTED_SUFFIXES)} files.")
     if not documents:
-        raise problems[0] if problems else DocumentError(f"There is no text in {path}.")
+        raise DocumentError(f"No documents in {path} that can be read. {_listed(problems, ' ')}")
     for problem in problems:
         logger.warning("Left out: %s", problem)
     return documents
 
 
+def _read_file(file: Path, name: str) -> list[Document]:
+    if file.suffix.lower() not in SUPPORTED_SUFFIXES:
+        raise DocumentError(
+            f"Cannot read {name}: files of type {file.suffix or '(none)'} are not supported. "
+            f"Supported: {', '.join(SUPPORTED_SUFFIXES)}."
+        )
+    return _read(file, name)
+
+
 def _read(file: Path, name: str) -> list[Document]:
-    return _read_pdf(file, name) if file.suffix.lower() == ".pdf" else list(_read_text(file, name))
+    return _read_pdf(file, name) if file.suffix.lower() == ".pdf" else _read_text(file, name)
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        if path.suffix.lower() not in SUPPORTED_SUFFIXES:
-            raise DocumentError(
-                f"Cannot read {path.name}: files of type {path.suffix or '(none)'} are not supported. "
-                f"Supported: {', '.join(SUPPORTED_SUFFIXES)}."
-            )
-        return [path]
-    files = sorted(
-        file
-        for file in path.rglob("*")
-        if file.is_file()
-        and file.suffix.lower() in SUPPORTED_SUFFIXES
-        and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    )
-    if not files:
-        raise DocumentError(f"No documents in {path}: looked for {', '.join(SUPPORTED_SUFFIXES)} files.")
-    return files
+def _visible_files(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Files in a folder and below with their names relative to it, in order; hidden ones left out."""
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder)
+        if file.is_file() and not any(part.startswith(".") for part in name.parts):
+            yield file, name.as_posix()
 
 
-def _read_text(file: Path, name: str) -> Iterator[Document]:
+def _listed(items: Sequence[str], separator: str) -> str:
+    more = len(items) - _MOST_LISTED
+    return separator.join(items[:_MOST_LISTED]) + (f"{separator}and {more} more" if more > 0 else "")
+
+
+def _read_text(file: Path, name: str) -> list[Document]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(f"Cannot read {name}: not UTF-8 text (byte {error.start}). Convert it to UTF-8.") from None
     except OSError as error:
         raise DocumentError(f"Cannot read {name}: {error.strerror}.") from None
-    if text.strip():
-        yield Document(name, text)
+    if not text.strip():
+        raise DocumentError(f"There is no text in {name}.")
+    return [Document(name, text)]
 
 
 def _read_pdf(file: Path, name: str) -> list[Document]:

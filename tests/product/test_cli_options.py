@@ -117,6 +117,17 @@ def test_an_empty_question_loads_no_model(tmp_path: Path, monkeypatch: pytest.Mo
     assert capsys.readouterr().err == "pagedlc: The question is empty.\n"
 
 
+def test_files_that_are_left_out_are_said_on_stderr(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("A note.")
+    (tmp_path / "sheet.xlsx").write_bytes(b"PK")
+    command = [sys.executable, "-m", "pagedlc.cli", "ask", str(tmp_path), "What is it?", "--max-tokens", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (
+        done.stderr.splitlines()[0]
+        == "Left out: sheet.xlsx: only .md, .markdown, .rst, .txt, .text, .pdf files are read."
+    )
+
+
 def test_an_error_of_several_lines_becomes_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ModelLoadError("first\n  second")

@@ -42,7 +42,7 @@ def test_missing_path(tmp_path: Path) -> None:
 
 
 def test_empty_folder_names_what_was_looked_for(tmp_path: Path) -> None:
-    (tmp_path / "song.mp3").write_bytes(b"ID3")
+    (tmp_path / ".hidden.md").write_text("x")
     with pytest.raises(DocumentError, match=r"No documents in .*looked for .*\.md.*\.pdf"):
         load_documents(tmp_path)
 
@@ -100,4 +100,25 @@ def test_a_damaged_file_does_not_keep_the_others_of_its_folder(
     (tmp_path / "good.txt").write_text("The well is in the yard.")
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfa broken")
     assert [document.source for document in load_documents(tmp_path)] == ["good.txt"]
-    assert "bad.txt" in caplog.text
+    assert "Left out: Cannot read bad.txt" in caplog.text
+
+
+def test_files_of_other_types_are_named_and_not_the_hidden_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(7):
+        (tmp_path / f"table{number}.xlsx").write_bytes(b"PK")
+    for name in ("good.txt", "LICENSE", "empty.md", ".DS_Store"):
+        (tmp_path / name).write_text("The well is in the yard." if name == "good.txt" else "")
+    load_documents(tmp_path)
+    empty, others = [record.getMessage() for record in caplog.records]
+    assert empty == "Left out: There is no text in empty.md."
+    listed = "LICENSE, table0.xlsx, table1.xlsx, table2.xlsx, table3.xlsx, and 3 more"
+    assert others == f"Left out: {listed}: only .md, .markdown, .rst, .txt, .text, .pdf files are read."
+
+
+def test_where_nothing_is_left_the_reasons_are_said(tmp_path: Path) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfa broken")
+    (tmp_path / "report.docx").write_bytes(b"PK")
+    with pytest.raises(DocumentError, match=r"can be read. Cannot read bad\.txt: not UTF-8.*report\.docx: only \.md"):
+        load_documents(tmp_path)
