@@ -26,8 +26,8 @@ SAMPLING = """
 
 Fields of `pagedlc.SamplingParams`; the integrations take them as keywords of the model and of each call. An answer has
 at most 512 tokens unless told otherwise, whichever class is asked: `LLM` (`SamplingParams(max_tokens=...)`), `VLLM`,
-`VLLMChat` and `Vllm` (`max_tokens`, also spelled `max_new_tokens`) or `pagedlc chat` (`--max-tokens`). Only `pagedlc ask`
-and `DocumentQA`, which ask for short answers, end them at 256.
+`VLLMChat` and `Vllm` (`max_tokens`, also spelled `max_new_tokens`) or `pagedlc chat` (`--max-tokens`). Only
+`pagedlc ask` and `DocumentQA`, which ask for short answers, end them at 256.
 """
 
 

@@ -13,7 +13,7 @@ from pagedlc.prefix import PrefixExplanation, explain
 from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, prepare
 from pagedlc.served_model import ServedModel
 from pagedlc_engine.config import check_option_names
-from pagedlc_engine.device import place
+from pagedlc_engine.device import kv_block_size
 from pagedlc_engine.errors import ConfigError, InvalidRequestError
 from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.validation import check_request
@@ -33,6 +33,9 @@ class LLM(ServedModel):
     Making one checks everything that can be checked without weights and returns at once; the weights load at
     the first request, or at :meth:`load`. All methods may be called from any number of threads and asyncio
     tasks at once: their requests are batched together.
+
+    Every LLM has an engine of its own, with weights and KV cache: two of one model are in memory twice. Make one and
+    hand it around, or let :func:`pagedlc.shared_llm` do so, as the LangChain and LlamaIndex classes do.
 
     >>> from pagedlc import LLM, SamplingParams
     >>> with LLM("smollm2") as llm:                                                  # doctest: +SKIP
@@ -279,7 +282,7 @@ class LLM(ServedModel):
         ).request
         client = self._client
         if client is None:
-            cached, block_size = 0, place(self.config, self.spec).block_size
+            cached, block_size = 0, kv_block_size(self.config)
         else:
             cached, block_size = client.count_cached_tokens(request), client.block_size
         return explain(request.prompt_token_ids, cache_salt, cached, self._history, self.tokenizer, block_size)

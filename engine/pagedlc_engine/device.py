@@ -17,7 +17,7 @@ from pagedlc_engine.errors import ConfigError, OutOfMemoryError
 from pagedlc_engine.model import ModelSpec, half_available, int8_available
 from pagedlc_engine.native import Library, NativeAttention, load_library, unsupported
 
-__all__ = ["Placement", "num_kv_blocks", "on_device", "place", "with_current_gpu"]
+__all__ = ["Placement", "kv_block_size", "num_kv_blocks", "on_device", "place", "with_current_gpu"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +92,19 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
         quantization=quantization,
         attention=attention,
         max_num_batched_tokens=config.max_num_batched_tokens or _token_budget(device, while_streaming),
-        block_size=config.block_size or (GPU_BLOCK_SIZE if fused else CPU_BLOCK_SIZE),
+        block_size=kv_block_size(config),
         fused=fused,
         max_num_batched_tokens_while_streaming=while_streaming,
         native=native,
     )
+
+
+def kv_block_size(config: EngineConfig) -> int:
+    """Tokens per KV block; known without looking at a model, or at what the machine can compile."""
+    if config.block_size is not None:
+        return config.block_size
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
+    return GPU_BLOCK_SIZE if on_gpu and config.attention_backend != "torch" else CPU_BLOCK_SIZE
 
 
 def _native(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Library | None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from pagedlc import LLM, SamplingParams
+from pagedlc_engine.device import kv_block_size
+from tests.engine.tiny_models import tiny_llm
 
 SHORT = SamplingParams(temperature=0, max_tokens=4)
 RULES = "You are a patient librarian. Answer every question in one short sentence, and say where you read it. "
@@ -26,6 +33,24 @@ def test_what_it_promises_is_what_the_request_then_gets(smollm2: LLM) -> None:
     assert found.num_cached_tokens > 48
     assert found.num_cached_tokens == smollm2.chat(other, SHORT)[0].num_cached_tokens
     assert found.num_tokens == len(smollm2.render_chat(other))
+
+
+def test_nothing_is_loaded_or_compiled_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the engine was prepared")
+
+    monkeypatch.setattr("pagedlc_engine.device.load_library", refuse)
+    monkeypatch.setattr("pagedlc.served_model.start_host", refuse)
+    found = LLM("smollm2").explain_prefix(conversation("", "Which shelf holds maps?"))
+    assert found.num_cached_tokens == 0
+    assert found.num_tokens > 48
+
+
+@pytest.mark.parametrize("options", [{}, {"block_size": 32}, {"quantization": None}])
+def test_the_block_size_said_before_loading_is_the_engines(tmp_path: Path, options: dict[str, Any]) -> None:
+    with tiny_llm(tmp_path, **options) as llm:
+        before = kv_block_size(llm.config)
+        assert llm.load()._ready().block_size == before
 
 
 def test_a_date_in_front_is_pointed_out(smollm2: LLM) -> None:
