@@ -158,6 +158,14 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path, tiny_llama: tup
         load(llama_gguf(tmp_path / "b.gguf", tiny_llama[1], llama__block_count=4))
 
 
+def test_a_damaged_tensor_is_named(tmp_path: Path, tiny_llama: tuple[Path, LlamaForCausalLM]) -> None:
+    up = tiny_llama[1].state_dict()["model.layers.0.mlp.up_proj.weight"].numpy().copy()
+    up[-1, 3] = np.nan
+    path = llama_gguf(tmp_path / "nan.gguf", tiny_llama[1], tensors={"blk.0.ffn_up.weight": (up, Kind.F32)})
+    with pytest.raises(ModelLoadError, match=r"layers\.0\.mlp\.up_proj\.weight holds numbers that are not finite"):
+        load(path)
+
+
 def test_unsupported_things_in_a_gguf_are_refused(tmp_path: Path, tiny_llama: tuple[Path, LlamaForCausalLM]) -> None:
     nothing = {"t": (np.zeros(32, np.float32), Kind.F32)}
     with pytest.raises(UnsupportedModelError, match=r"'gpt2'.*llama, qwen2, qwen3"):

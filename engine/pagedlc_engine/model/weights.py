@@ -15,6 +15,7 @@ from pagedlc_engine.model.half import HalfMethod
 from pagedlc_engine.model.int8 import Int8Method
 from pagedlc_engine.model.linear import LinearMethod, PlainMethod
 from pagedlc_engine.model.loaders.base import WeightSource, tensor_shapes
+from pagedlc_engine.model.loaders.checked import CheckedWeights
 from pagedlc_engine.model.loaders.dummy import DummyWeights
 from pagedlc_engine.model.loaders.gguf import GGUFWeights
 from pagedlc_engine.model.loaders.safetensors import SafetensorsWeights
@@ -62,12 +63,14 @@ def load_model(
         untied = replace(spec, tie_word_embeddings=False)
         return build_decoder(rotated, untied, Int8Method(), dtype, device, progress, max_model_len)
     method = HalfMethod() if quantization == "fp16" else PlainMethod()
-    return build_decoder(source, spec, method, dtype, device, progress, max_model_len)
+    decoder = build_decoder(source, spec, method, dtype, device, progress, max_model_len)
+    source.check()
+    return decoder
 
 
 def open_weights(
     path: Path, spec: ModelSpec, load_format: str, dtype: torch.dtype, device: torch.device, seed: int
-) -> WeightSource:
+) -> CheckedWeights:
     """The model's single tensors; for the arguments see :func:`load_model`.
 
     Raises:
@@ -75,8 +78,8 @@ def open_weights(
     """
     kind, where = find_format(path, load_format)
     if kind == "dummy":
-        return DummyWeights(spec, seed, dtype, device)
-    return GGUFWeights(where, spec) if kind == "gguf" else SafetensorsWeights(where, spec, device)
+        return CheckedWeights(DummyWeights(spec, seed, dtype, device))
+    return CheckedWeights(GGUFWeights(where, spec) if kind == "gguf" else SafetensorsWeights(where, spec, device))
 
 
 @torch.inference_mode()
