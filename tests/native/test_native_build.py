@@ -159,13 +159,30 @@ def small_source(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_library_is_built_once_per_source(own_cache: Path, small_source: Path) -> None:
     first = build(QUICK)
-    built = first.stat().st_mtime_ns
+    built = first.stat().st_ino
     assert build(QUICK) == first
-    assert first.stat().st_mtime_ns == built
+    assert first.stat().st_ino == built
     assert first.parent == own_cache
     small_source.write_text('extern "C" int answer() { return 43; }')
     assert ctypes.CDLL(str(build(QUICK))).answer() == 43
     assert ctypes.CDLL(str(first)).answer() == 42
+
+
+def test_libraries_of_earlier_versions_do_not_pile_up(own_cache: Path, small_source: Path) -> None:
+    def built(number: int) -> Path:
+        small_source.write_text(f'extern "C" int answer() {{ return {number}; }}')
+        return build(QUICK)
+
+    first, second = built(0), built(1)
+    loaded = ctypes.CDLL(str(second))
+    for number in range(2, 12):
+        latest = built(number)
+        assert built(0) == first  # it is in use, however old
+    left = list(own_cache.iterdir())
+    assert len(left) == 8
+    assert {first, latest} <= set(left)
+    assert second not in left
+    assert loaded.answer() == 1  # whoever has it open keeps it
 
 
 @pytest.mark.usefixtures("library")

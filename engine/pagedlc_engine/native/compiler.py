@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import logging
@@ -14,11 +15,18 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["FLAGS", "BuildError", "build"]
+__all__ = ["FLAGS", "GROUP", "MOST_HEAD_DIM", "MOST_QUERIES", "PANEL", "BuildError", "build"]
 
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
+#: Numbers that share a scale; everything that is quantized comes in whole groups.
+GROUP = 32
+#: Outputs that lie together in a packed weight.
+PANEL = 32
+#: Query heads times tokens that go over the keys together.
+MOST_QUERIES = 96
+MOST_HEAD_DIM = 256
 #: ``-ffp-contract=off``: a sum must not come out differently where the compiler sees a chance to merge two operations.
 FLAGS = (
     "-std=c++20",
@@ -30,7 +38,13 @@ FLAGS = (
     "-shared",
     "-pthread",
     "-w",
+    f"-DPAGEDLC_GROUP={GROUP}",
+    f"-DPAGEDLC_PANEL={PANEL}",
+    f"-DPAGEDLC_MOST_QUERIES={MOST_QUERIES}",
+    f"-DPAGEDLC_MOST_HEAD_DIM={MOST_HEAD_DIM}",
 )
+#: Libraries that stay in the cache: those of other compilers and machines with the same home, and the last versions'.
+_MOST_KEPT = 8
 _TIMEOUT_SECONDS = 90
 
 
@@ -53,6 +67,9 @@ def build(flags: tuple[str, ...] = FLAGS) -> Path:
     version = _run([*compiler, "--version"])
     folder, fingerprint = _cache_folder(), _fingerprint(compiler, version, flags)
     for found in sorted(folder.glob(f"{fingerprint}-*.so")):
+        # Of use again: nobody deletes it now. One that may not be touched can be read all the same.
+        with contextlib.suppress(PermissionError):
+            found.touch()
         if found == _target(folder, fingerprint, found.read_bytes()):
             return found
         logger.warning("%s is damaged and is compiled again.", found)
@@ -90,7 +107,19 @@ def _compile(compiler: list[str], flags: tuple[str, ...], folder: Path, fingerpr
         os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
+    _delete_oldest(folder)
     return target
+
+
+def _delete_oldest(folder: Path) -> None:
+    """Leave the libraries that were used last. A process that has loaded another keeps it."""
+    ages = {}
+    for file in folder.glob("*.so"):
+        # Another process may be tidying up, too.
+        with contextlib.suppress(FileNotFoundError):
+            ages[file] = file.stat().st_mtime_ns
+    for file in sorted(ages, key=ages.__getitem__, reverse=True)[_MOST_KEPT:]:
+        file.unlink(missing_ok=True)
 
 
 def _run(command: list[str]) -> str:

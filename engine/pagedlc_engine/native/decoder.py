@@ -15,15 +15,11 @@ from pagedlc_engine.model.loaders.base import WeightSource
 from pagedlc_engine.model.rope import inverse_frequencies
 from pagedlc_engine.model.spec import ModelSpec
 from pagedlc_engine.native.attention import NativeStep
+from pagedlc_engine.native.compiler import GROUP, MOST_HEAD_DIM, MOST_QUERIES
 from pagedlc_engine.native.library import Library, Model, Step, address
 from pagedlc_engine.native.weights import pack_model
 
 __all__ = ["NativeDecoder", "unsupported"]
-
-#: Numbers that share a scale; everything that is quantized comes in whole groups.
-GROUP = 32
-MOST_HEAD_DIM = 256
-MOST_HEADS_PER_KEY_HEAD = 96
 
 
 def unsupported(spec: ModelSpec) -> str | None:
@@ -33,8 +29,8 @@ def unsupported(spec: ModelSpec) -> str | None:
             return f"the model's {name} is {getattr(spec, name)}, not a multiple of {GROUP}"
     if spec.head_dim > MOST_HEAD_DIM:
         return f"the model's head_dim is {spec.head_dim}, more than {MOST_HEAD_DIM}"
-    if spec.num_heads // spec.num_kv_heads > MOST_HEADS_PER_KEY_HEAD:
-        return f"more than {MOST_HEADS_PER_KEY_HEAD} query heads share a key head"
+    if spec.num_heads // spec.num_kv_heads > MOST_QUERIES:
+        return f"more than {MOST_QUERIES} query heads share a key head"
     return None
 
 

@@ -12,12 +12,10 @@ import torch
 from pagedlc_engine.errors import OutOfMemoryError
 from pagedlc_engine.model.loaders.base import WeightSource
 from pagedlc_engine.model.spec import ModelSpec
+from pagedlc_engine.native.compiler import PANEL
 from pagedlc_engine.native.library import Layer, Library, address
 
 __all__ = ["PackedModel", "pack_model"]
-
-#: Outputs that lie together in a packed weight.
-PANEL = 32
 
 
 class Arena:

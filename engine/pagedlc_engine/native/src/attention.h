@@ -7,13 +7,12 @@
 
 #include "model.h"
 #include "product.h"
+#include "sizes.h"
 
 namespace pagedlc {
 
 constexpr int TILE = 64;
 constexpr int TILE_VECTORS = TILE / LANES;
-constexpr int MOST_QUERIES = 96;  // heads times tokens that go over the keys together
-constexpr int MOST_HEAD_DIM = 256;
 constexpr float LOWEST = -1e30f;
 
 // Vectors computed together for each of MOST_ROWS queries.

@@ -2,11 +2,10 @@
 #pragma once
 
 #include "simd.h"
+#include "sizes.h"
 
 namespace pagedlc {
 
-constexpr int GROUP = 32;  // numbers that share a scale
-constexpr int PANEL = 32;  // outputs of a weight that lie together
 constexpr int LEVELS = 127;  // integer steps on either side of zero
 constexpr int UNIT_BYTES = PANEL * 2 + PANEL * GROUP;  // scales and weights of one panel and one group
 
