@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.attention.base import AttentionBatch, kv_bytes_per_block
 from pagedlc_engine.attention.torch_backend import TorchAttention
-from pagedlc_engine.attention.triton_backend import TritonAttention
+from pagedlc_engine.attention.triton_backend import TritonAttention, allocate_cache
+from pagedlc_engine.errors import OutOfMemoryError
 from tests.kernels.support import relative_error
 
 BLOCK = 16
@@ -71,6 +72,13 @@ def test_copied_blocks_answer_alike(device: torch.device) -> None:
     for layer in range(2):
         out = both(layer, *parts)
         assert torch.equal(out[0], out[1])
+
+
+@pytest.mark.parametrize("make", [TritonAttention, allocate_cache])
+def test_a_cache_that_does_not_fit_names_the_settings(device: torch.device, make: Any) -> None:
+    blocks = 1 << 50
+    with pytest.raises(OutOfMemoryError, match=rf"{blocks} blocks .*GiB.*{device}; lower .*kv_cache_memory_bytes"):
+        make(make_spec((None,)), BLOCK, blocks, torch.float32, device)
 
 
 def test_bytes_per_block_are_what_is_allocated(device: torch.device) -> None:

@@ -21,9 +21,37 @@ from pagedlc_engine.kernels.rope_cache import write_cache
 if TYPE_CHECKING:
     from pagedlc_engine.model.spec import ModelSpec
 
-__all__ = ["TritonAttention", "TritonLayerAttention"]
+__all__ = ["TritonAttention", "TritonLayerAttention", "allocate_cache", "attention_geometry"]
 
 _INTERPRETED_PROCESSORS = 132
+
+
+def attention_geometry(spec: ModelSpec, block_size: int, device: torch.device) -> AttentionGeometry:
+    """What the kernels must know of a model, its cache and its device."""
+    processors = _INTERPRETED_PROCESSORS
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return AttentionGeometry(spec.num_heads, spec.num_kv_heads, spec.head_dim, block_size, processors)
+
+
+def allocate_cache(
+    spec: ModelSpec, block_size: int, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The KV cache of all layers: ``[layers, 2, blocks, block_size, kv_heads, head_dim]``, keys before values.
+
+    Raises:
+        OutOfMemoryError: It does not fit into the device's memory.
+    """
+    shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+    try:
+        # Not cleared: the kernels never use a slot that no request has written.
+        return torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as error:
+        size = num_blocks * kv_bytes_per_block(spec, block_size, dtype)
+        raise OutOfMemoryError(
+            f"The KV cache of {num_blocks} blocks ({size / 2**30:.1f} GiB) could not be allocated on {device}; "
+            "lower gpu_memory_utilization, kv_cache_memory_bytes or num_blocks."
+        ) from error
 
 
 class TritonAttention:
@@ -43,23 +71,9 @@ class TritonAttention:
     def __init__(
         self, spec: ModelSpec, block_size: int, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        processors = (
-            torch.cuda.get_device_properties(device).multi_processor_count
-            if device.type == "cuda"
-            else _INTERPRETED_PROCESSORS
-        )
-        self._geometry = AttentionGeometry(spec.num_heads, spec.num_kv_heads, spec.head_dim, block_size, processors)
+        self._geometry = attention_geometry(spec, block_size, device)
         self._windows = spec.layer_windows
-        shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        try:
-            # Not cleared: the kernels never use a slot that no request has written.
-            self._cache = torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            size = num_blocks * kv_bytes_per_block(spec, block_size, dtype)
-            raise OutOfMemoryError(
-                f"The KV cache of {num_blocks} blocks ({size / 2**30:.1f} GiB) could not be allocated on {device}; "
-                "lower gpu_memory_utilization, kv_cache_memory_bytes or num_blocks."
-            ) from error
+        self._cache = allocate_cache(spec, block_size, num_blocks, dtype, device)
 
     def plan(self, batch: AttentionBatch) -> TritonLayerAttention:
         """Prepare one step: cut it into tiles and send them to the device."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedlc_engine.attention.base import kv_bytes_per_block
+from pagedlc_engine.attention.triton_backend import allocate_cache, attention_geometry
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.cuda.fused_decoder import FusedDecoder
 from pagedlc_engine.cuda.memory import MemoryBudget
 from pagedlc_engine.cuda.runner import CudaRunner
 from pagedlc_engine.device import Placement, num_kv_blocks
 from pagedlc_engine.errors import OutOfMemoryError
-from pagedlc_engine.kernels.attention_plan import AttentionGeometry
 from pagedlc_engine.kernels.forbid import forbid_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens
 from pagedlc_engine.kv.block_pool import BlockPool
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["build_cuda_runner"]
 
 logger = logging.getLogger(__name__)
-
-_INTERPRETED_PROCESSORS = 132
 
 
 def build_cuda_runner(
@@ -58,12 +56,9 @@ def build_cuda_runner(
     """
     spec, device = decoder.spec, placement.device
     fused = FusedDecoder(decoder, max_model_len)
-    geometry = AttentionGeometry(
-        spec.num_heads, spec.num_kv_heads, spec.head_dim, placement.block_size, _processors(device)
-    )
     runner = CudaRunner(
         fused,
-        geometry,
+        attention_geometry(spec, placement.block_size, device),
         Sampler(spec.vocab_size, device, SamplerKernels(sample_tokens, forbid_tokens)),
         config.max_num_seqs,
         placement.max_num_batched_tokens,
@@ -74,7 +69,7 @@ def build_cuda_runner(
     available = None if budget is None else budget.left(_activations(runner, placement, spec, placement.block_size))
     num_blocks = num_kv_blocks(config, placement, spec, max_model_len, available)
     # First the tensor: a number of blocks that no card can hold would fill the host's memory with bookkeeping.
-    kv = _allocate(spec, placement.block_size, num_blocks, placement)
+    kv = allocate_cache(spec, placement.block_size, num_blocks, placement.dtype, device)
     cache = KVCacheManager(BlockPool(num_blocks), placement.block_size, config.enable_prefix_caching)
     runner.attach(kv, cache)
     start, before = time.monotonic(), 0 if budget is None else budget.used
@@ -98,17 +93,11 @@ def build_cuda_runner(
     return runner, cache
 
 
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _INTERPRETED_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def _activations(runner: CudaRunner, placement: Placement, spec: ModelSpec, block_size: int) -> int:
     """Bytes that the largest step needs beside weights and cache, measured on a cache of one block."""
     try:
         cache = KVCacheManager(BlockPool(2), block_size, enable_prefix_caching=False)
-        runner.attach(_allocate(spec, block_size, 2, placement), cache)
+        runner.attach(allocate_cache(spec, block_size, 2, placement.dtype, placement.device), cache)
         start = time.monotonic()
         if kernels := runner.compile():
             logger.info("%d GPU kernels ready in %.1f s.", kernels, time.monotonic() - start)
@@ -123,16 +112,3 @@ def _activations(runner: CudaRunner, placement: Placement, spec: ModelSpec, bloc
     peak = torch.cuda.max_memory_allocated(placement.device)
     torch.cuda.empty_cache()
     return int(peak - before)
-
-
-def _allocate(spec: ModelSpec, block_size: int, num_blocks: int, placement: Placement) -> torch.Tensor:
-    shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-    try:
-        # Not cleared: no kernel uses a slot that no request has written.
-        return torch.empty(shape, dtype=placement.dtype, device=placement.device)
-    except RuntimeError as error:
-        size = num_blocks * kv_bytes_per_block(spec, block_size, placement.dtype)
-        raise OutOfMemoryError(
-            f"The KV cache of {num_blocks} blocks ({size / 2**30:.1f} GiB) could not be allocated on "
-            f"{placement.device}; lower gpu_memory_utilization, kv_cache_memory_bytes or num_blocks."
-        ) from error
