@@ -7,7 +7,8 @@ few evenly spaced values tells which of the gaps holds it, and the gap is search
 Most of a vocabulary is never looked at. The largest values of the row's blocks, which the reduction before this
 kernel leaves behind, are some of its values, so a cut that holds enough of *them* is a bound for the row's own cut;
 only blocks that reach the bound are read, and the few values above it are copied to a list that the search goes over.
-Where the list does not hold them (flat distributions), the search starts over the whole row until it does.
+Where blocks' largest values do not hold a top_p, a bound is guessed and the list's mass tells whether it is one.
+Where the list has no room (flat distributions), the search starts over the whole row until it has.
 
 Nothing is allocated by what the data is, and all sums are in a fixed order: a row's token depends on the row alone.
 """
@@ -22,10 +23,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-__all__ = ["BLOCK", "ROOM", "log2_factor", "pick_filtered_kernel", "uniform_number"]
+__all__ = ["BLOCK", "ROOM", "has_filter", "log2_factor", "pick_filtered_kernel", "uniform_number"]
 
 #: Values a block: what the first bound is found from, and what is read or left.
-BLOCK = 1024
+BLOCK = 256
 #: Values of a row that the search goes over at most, once it has left the row itself.
 ROOM = 4096
 
@@ -53,9 +54,19 @@ def uniform_number(seeds, counters, row):
 
 
 @triton.jit
+def has_filter(temperatures, filters, row, vocab_size):
+    """Whether a row is drawn from less than the whole vocabulary."""
+    top_k = tl.load(filters + row * 3)
+    top_p = tl.load(filters + row * 3 + 1)
+    min_p = tl.load(filters + row * 3 + 2)
+    some = ((top_k > 0.0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
+    return some & (tl.load(temperatures + row).to(tl.float32) > 0.0)
+
+
+@triton.jit
 def _narrow(
     values, length, factor, highest, low, high, outside, above, wanted, by_mass,
-    WAYS: tl.constexpr, TILE: tl.constexpr, COUNT: tl.constexpr,
+    FINE: tl.constexpr, WAYS: tl.constexpr, TILE: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """One step of the search for the greatest cut that keeps ``wanted``, a number of values or a mass of weights.
 
@@ -64,7 +75,7 @@ def _narrow(
         low, high: The cut is from ``low`` on and below ``high``.
         outside: How much is kept that is not among the values.
         above: How much is kept from ``high`` on.
-        COUNT: End when one of the values is left between the bounds, which is then the cut.
+        COUNT: End when no more than ``FINE`` of the values are left between the bounds; with one, it is the cut.
 
     Returns:
         low, high and above, narrower; whether to go on.
@@ -94,7 +105,7 @@ def _narrow(
         count = tl.sum(counts, 1)
         most = tl.max(tl.where(enough, 0, count), 0)
         least = tl.min(tl.where(enough, count, 2147483647), 0)
-        moved = moved & (least - most > 1)
+        moved = moved & (least - most > FINE)
     return new_low, new_high, above, moved
 
 
@@ -121,18 +132,19 @@ def _listed_values(logits, vocab_size, factor, listed, count, start, BLOCK: tl.c
 
 @triton.jit
 def _collect(
-    logits, vocab_size, factor, listed, count, low, high, found_values,
+    logits, vocab_size, factor, listed, count, highest, low, high, found_values,
     ROOM: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Copy the listed blocks' values from ``low`` on and below ``high``, in order.
 
     Returns:
-        How many there are; as soon as there is no room for all, any number above it.
+        How many there are (as soon as there is no room for all, any number above it), and their mass.
     """
     found = tl.full([], 0, tl.int32)
+    mass = tl.full([], 0.0, tl.float32)
     start = tl.full([], 0, tl.int32)
+    lane = tl.arange(0, GROUP * BLOCK)
     while (start < count) & (found <= ROOM):
-        lane = tl.arange(0, GROUP * BLOCK)
         number = start + lane // BLOCK
         column = tl.load(listed + number, mask=number < count, other=0) * BLOCK + lane % BLOCK
         live = (number < count) & (column < vocab_size)
@@ -142,9 +154,10 @@ def _collect(
         place = found + tl.cumsum(ones, 0) - 1
         tl.store(found_values + place, value, mask=inside & (place < ROOM))
         found += tl.sum(ones, 0)
+        mass += tl.sum(tl.where(inside, tl.exp2(value - highest), 0.0), 0)
         start += GROUP
     tl.debug_barrier()
-    return found
+    return found, mass
 
 
 @triton.jit
@@ -230,7 +243,7 @@ def pick_filtered_kernel(
             mass = tl.sum(
                 tl.load(sums + row * num_parts + part, mask=live, other=0.0) * tl.exp2(part_peak - highest), 0
             )
-            top = highest + 1.0 + tl.abs(highest) * 1e-6  # above every value
+            top = highest + (1.0 + tl.abs(highest)) * 1e-6  # above every value
             # Smaller weights are 0 in float32.
             cut = tl.maximum(highest - 126.0, highest + tl.log2(tl.where(has_min_p, min_p, 1e-38)))
             held = tl.full([], ROOM + 1, tl.int32)
@@ -256,13 +269,25 @@ def pick_filtered_kernel(
                     found = held
                     moved = True
                     if held > ROOM:
-                        end = high
-                        while moved & (end - low > 0.25):
-                            low, end, above, moved = _narrow(
-                                block_peaks, num_blocks, 1.0, highest, low, end, 0.0, above, wanted, by_mass,
-                                WAYS, FEW, True,
-                            )  # fmt: skip
-                        count = _list_blocks(peak, low, listed, BLOCKS)
+                        bound = low
+                        lowest = tl.maximum(low, tl.min(tl.where(peak > float("-inf"), peak, highest), 0))
+                        reaching = tl.where(by_mass, tl.exp2(peak - highest), 1.0)
+                        sure = tl.sum(tl.where(peak >= lowest, reaching, 0.0), 0) >= wanted
+                        if sure:
+                            bound = lowest
+                            end = high
+                            while moved:
+                                bound, end, above, moved = _narrow(
+                                    block_peaks, num_blocks, 1.0, highest, bound, end, 0.0, above, wanted, by_mass,
+                                    4, WAYS, FEW, True,
+                                )  # fmt: skip
+                        elif by_mass:
+                            bound = tl.minimum(low + 3.0, highest)
+                        else:
+                            sure = True
+                        low_known = low
+                        low = bound
+                        found = tl.full([], ROOM + 1, tl.int32)
                         above = 0.0
                         moved = True
                         tries = 0
@@ -270,20 +295,26 @@ def pick_filtered_kernel(
                             if tries > 0:
                                 low, high, above, moved = _narrow(
                                     logits, vocab_size, factor, highest, low, high, 0.0, above, wanted, by_mass,
-                                    WAYS, MANY, False,
+                                    1, WAYS, MANY, False,
                                 )  # fmt: skip
-                            found = _collect(
-                                logits, vocab_size, factor, listed, count, low, high, found_values, ROOM, BLOCK, GROUP
-                            )
+                            count = _list_blocks(peak, low, listed, BLOCKS)
+                            found, inside = _collect(
+                                logits, vocab_size, factor, listed, count, highest, low, high, found_values,
+                                ROOM, BLOCK, GROUP,
+                            )  # fmt: skip
                             if tries == 0:
-                                held = found
+                                if (found > ROOM) | (inside >= wanted) | sure:
+                                    held = found
+                                if ((found > ROOM) | (inside < wanted)) & (not sure):
+                                    low = low_known
+                                    found = tl.full([], ROOM + 1, tl.int32)
                             tries += 1
                         outside = above
                         moved = found <= ROOM
                     while moved:
                         low, high, above, moved = _narrow(
                             found_values, found, 1.0, highest, low, high, outside, above, wanted, by_mass,
-                            WAYS, FEW, True,
+                            1, WAYS, FEW, True,
                         )  # fmt: skip
                     cut = low
             weight = _block_weights(logits, vocab_size, factor, highest, cut, peak, listed, kept, BLOCKS, BLOCK, GROUP)

@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedlc_engine.kernels.filtered_sampling import BLOCK, ROOM, log2_factor, pick_filtered_kernel, uniform_number
+from pagedlc_engine.kernels.filtered_sampling import (
+    BLOCK,
+    ROOM,
+    has_filter,
+    log2_factor,
+    pick_filtered_kernel,
+    uniform_number,
+)
 from pagedlc_engine.kernels.launch import interpreted, launch_options
 
 __all__ = ["sample_tokens", "sample_tokens_reference"]
@@ -45,6 +52,7 @@ def _factor(temperatures, row, DRAW: tl.constexpr):
 def _parts_kernel(
     logits,
     temperatures,
+    filters,
     peaks,
     sums,
     indices,
@@ -56,7 +64,7 @@ def _parts_kernel(
     DRAW: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (parts, rows). The largest values of blocks smaller than a part are noted, too."""
+    """Grid (parts, rows). Of rows with a filter the largest values of blocks are noted, too."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -65,12 +73,11 @@ def _parts_kernel(
     column = part * CHUNK + tl.arange(0, CHUNK)
     value = _scaled_logits(logits, row.to(tl.int64) * row_stride, column, vocab_size, _factor(temperatures, row, DRAW))
     target = row * tl.num_programs(0) + part
+    peak = tl.max(value, 0)
     if BLOCK < CHUNK:
-        block_peak = tl.max(tl.reshape(value, [CHUNK // BLOCK, BLOCK]), 1)
-        tl.store(block_peaks + target * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK), block_peak)
-        peak = tl.max(block_peak, 0)
-    else:
-        peak = tl.max(value, 0)
+        if has_filter(temperatures, filters, row, vocab_size):
+            block_peak = tl.max(tl.reshape(value, [CHUNK // BLOCK, BLOCK]), 1)
+            tl.store(block_peaks + target * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK), block_peak)
     tl.store(peaks + target, peak)
     tl.store(indices + target, tl.min(tl.where(value == peak, column, 2147483647), 0))
     if DRAW:
@@ -170,6 +177,7 @@ def sample_tokens(
     _parts_kernel[(parts, rows)](
         logits,
         temperatures if temperatures is not None else unused,
+        filters if filters is not None else unused,
         peaks,
         sums,
         indices,
@@ -222,12 +230,12 @@ def sample_tokens(
             BLOCKS=triton.next_power_of_2(blocks),
             BLOCK=BLOCK,
             ROOM=ROOM,
-            GROUP=8,
+            GROUP=16,
             WAYS=8,
             FEW=512,
             MANY=2048,
             OVERLAP=overlap,
-            **launch_options(16, 1, overlap=overlap),
+            **launch_options(8, 1, overlap=overlap, max_registers=128),
         )
     return out
 
