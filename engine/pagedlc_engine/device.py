@@ -193,7 +193,7 @@ def _quantization(config: EngineConfig, device: torch.device, dtype: torch.dtype
     if config.quantization is not None and not possible[config.quantization]:
         raise ConfigError(
             f"quantization={config.quantization!r} needs a CPU with torch's FBGEMM kernels and dtype float32; "
-            "use quantization=None here."
+            "use quantization='none' here."
         )
     return config.quantization
 

@@ -48,7 +48,7 @@ def _parameter(name: str, text: str) -> inspect.Parameter:
     # `--x/--no-x` only for plain booleans; everything is None unless given.
     declaration = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag
     option_type = _option_type(field.annotation, field.default)
-    text = re.sub(r"\bNone\b", NONE if NONE in str(option_type) else "Left out", text)
+    text = re.sub(r"(?<!Python )\bNone\b", NONE if NONE in str(option_type) else "Left out", text)
     if field.default is not None:
         shown = {True: "on", False: "off"}[field.default] if field.annotation is bool else field.default
         text = f"{text} [default: {shown}]"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from pagedlc.cli.app import run
@@ -54,6 +55,14 @@ def test_only_given_options_are_handed_on() -> None:
 def test_none_stands_for_none_where_it_is_a_choice() -> None:
     assert engine_options("--quantization", "none") == {"quantization": None}
     assert engine_options("--quantization", "int8") == {"quantization": "int8"}
+
+
+@pytest.mark.parametrize("written", ["none", None])
+def test_no_quantization_has_one_name_everywhere(written: str | None) -> None:
+    config = EngineConfig.create(model=".", quantization=written)
+    assert config == EngineConfig.create(model=".", **engine_options("--quantization", "none"))
+    assert config == EngineConfig.create(model=".", **yaml.safe_load(f"quantization: {written or 'null'}"))
+    assert config.quantization is None
 
 
 def test_lists_are_written_with_commas() -> None:
