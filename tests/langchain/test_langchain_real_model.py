@@ -194,3 +194,15 @@ def test_the_quickstart_runs(held_engine: VLLMChat, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert printed.count("from the cache") == 4
     assert " 0 from the cache" not in printed
+
+
+def test_the_agent_of_the_documentation_ends_with_its_answer(held_engine: VLLMChat) -> None:
+    pytest.importorskip("langchain.agents")
+    page = (EXAMPLES.parent / "docs" / "tools.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("## Agents of small models")[2].partition("```python\n")[2].partition("```")[0], names)
+    first, second = (message for message in names["answer"]["messages"] if message.type == "ai")
+    assert [call["name"] for call in first.tool_calls] == ["weather"]
+    assert not second.tool_calls
+    assert names["answer"]["structured_response"].city == "Oslo"
+    assert second.usage_metadata["input_token_details"]["cache_read"] >= first.usage_metadata["input_tokens"] // 16 * 16
