@@ -33,10 +33,10 @@ class EngineConfig(BaseModel):
             ``"cuda"`` when there is one, and ``"cpu"`` otherwise.
         dtype: Type of weights and activations. ``"auto"`` is float32 on a CPU and bfloat16 on a GPU.
         quantization: ``"none"`` computes in ``dtype``. In Python ``None`` is the same. On a CPU, ``"int8"`` multiplies
-            in 8-bit integers, and ``"fp16"`` keeps the weights in half precision and computes in float32. ``"auto"`` takes
-            int8 where the engine can compile its own CPU step (it finds a C++ compiler, and the model fits): there the
-            same request gives the same answer whatever else is in the batch or the cache. Elsewhere it takes fp16 where
-            the CPU has the kernels for it, and nothing otherwise.
+            in 8-bit integers, and ``"fp16"`` keeps the weights in half precision and computes in float32. ``"auto"``
+            takes int8 where the engine can compile its own CPU step (it finds a C++ compiler, and the model fits):
+            there the same request gives the same answer whatever else is in the batch or the cache. Elsewhere it takes
+            fp16 where the CPU has the kernels for it, and nothing otherwise.
         block_size: Tokens per KV-cache block, a power of two from 16 to 64. Prompts share whole blocks only, so
             smaller ones share a little more. ``None`` takes 16 on a CPU and 64 on a GPU, where long prompts are some
             9% faster so.
