@@ -36,6 +36,8 @@ def test_every_python_block_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -
     printed = capsys.readouterr().out
     assert "Paris" in printed
     assert "21 days" in printed
+    assert "opens at nine" in printed
+    assert "made by bees" not in printed  # what a search did not find
     assert "max_num_seqs" in printed  # the suggestion of the error example
     cached, total = re.search(r"(\d+) of (\d+)$", printed, flags=re.MULTILINE).groups()  # type: ignore[union-attr]
     assert 0 < int(cached) < int(total)
