@@ -88,7 +88,7 @@ def main() -> None:
 
     times: dict[str, float] = {}
     timed(engine, "load_model", times)
-    for name in ("FusedDecoder", "num_kv_blocks", "_allocate"):
+    for name in ("FusedDecoder", "num_kv_blocks", "allocate_cache"):
         timed(build, name, times)
     for name in ("compile", "warm_up", "capture", "attach"):
         timed(build.CudaRunner, name, times)

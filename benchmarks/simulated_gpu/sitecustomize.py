@@ -47,7 +47,7 @@ class SimulatedRunner:
     """Takes the time of steps."""
 
     def __init__(self, spec: Any) -> None:
-        self.decoder = SimpleNamespace(spec=spec)
+        self.decoder, self.device = SimpleNamespace(spec=spec), SimpleNamespace(type="cpu")
         self._free_at = 0.0
 
     def execute(self, plan: Any) -> PendingStep:
