@@ -4,9 +4,10 @@ python -m benchmarks.h200_users MODEL_FOLDER OUT.json [--users 64] [--runs 'cach
 
 Everybody has the same system prompt and a conversation of their own: a question, the streamed answer, the next
 question at once. All begin together, with an empty cache. ``VLLMChat`` is used as anybody would use it: by tasks of one
-event loop (``astream``) or by a thread a person (``stream``). Weights are random, answers have set lengths, and one
-word is one token, so that the consumer can count. Times are the consumer's: from the call to the first text, and from
-one piece of text to the next, which holds several tokens when the consumer lags behind the engine.
+event loop (``astream``; ``ainvoke`` where nobody reads along) or by a thread a person (``stream``, ``invoke``). Weights
+are random, answers have set lengths, and one word is one token, so that the consumer can count. Times are the
+consumer's: from the call to the first text, and from one piece of text to the next, which holds several tokens when the
+consumer lags behind the engine.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ class Turn:
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
-    def see(self, chunk: AIMessageChunk) -> str:
-        """Take a chunk in; returns its text."""
+    def see(self, chunk: AIMessage) -> str:
+        """Take a chunk, or a whole answer, in; returns its text."""
         text = chunk.text
         if count := len(text.split()):
             self.pieces.append((time.perf_counter(), count))
@@ -131,22 +132,53 @@ async def converse_async(chat: VLLMChat, work: Workload, user: int) -> list[Turn
     return turns
 
 
-def with_tasks(chat: VLLMChat, work: Workload) -> list[Turn]:
+def ask(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
+    """One conversation in a thread, each answer as a whole."""
+    messages: list[BaseMessage] = [work.system]
+    turns = []
+    for number in range(work.turns):
+        messages.append(work.question(user, number))
+        turn = Turn(number, time.perf_counter())
+        answer = chat.invoke(messages, max_tokens=work.length(user, number))
+        messages.append(AIMessage(turn.see(answer)))
+        turns.append(turn)
+    return turns
+
+
+async def ask_async(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
+    """One conversation as a task, each answer as a whole."""
+    messages: list[BaseMessage] = [work.system]
+    turns = []
+    for number in range(work.turns):
+        messages.append(work.question(user, number))
+        turn = Turn(number, time.perf_counter())
+        answer = await chat.ainvoke(messages, max_tokens=work.length(user, number))
+        messages.append(AIMessage(turn.see(answer)))
+        turns.append(turn)
+    return turns
+
+
+def with_tasks(talk: Callable[..., Awaitable[list[Turn]]], chat: VLLMChat, work: Workload) -> list[Turn]:
     """All conversations on one event loop."""
 
     async def run() -> list[list[Turn]]:
-        return await asyncio.gather(*(converse_async(chat, work, user) for user in range(work.users)))
+        return await asyncio.gather(*(talk(chat, work, user) for user in range(work.users)))
 
     return list(chain.from_iterable(asyncio.run(run())))
 
 
-def with_threads(chat: VLLMChat, work: Workload) -> list[Turn]:
+def with_threads(talk: Callable[..., list[Turn]], chat: VLLMChat, work: Workload) -> list[Turn]:
     """All conversations in threads of their own."""
     with ThreadPoolExecutor(work.users) as threads:
-        return list(chain.from_iterable(threads.map(lambda user: converse(chat, work, user), range(work.users))))
+        return list(chain.from_iterable(threads.map(lambda user: talk(chat, work, user), range(work.users))))
 
 
-WAYS: dict[str, Callable[[VLLMChat, Workload], list[Turn]]] = {"astream": with_tasks, "threads": with_threads}
+WAYS: dict[str, Callable[[VLLMChat, Workload], list[Turn]]] = {
+    "astream": partial(with_tasks, converse_async),
+    "threads": partial(with_threads, converse),
+    "ainvoke": partial(with_tasks, ask_async),
+    "invoke": partial(with_threads, ask),
+}
 
 
 @contextmanager
@@ -209,7 +241,9 @@ def per_token(turn: Turn) -> float:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, 99th percentile and largest."""
+    """Median, 99th percentile and largest; nothing of nothing."""
+    if not values:
+        return {}
     ordered = sorted(values)
     at = min(len(ordered) - 1, int(0.99 * len(ordered)))
     return {"p50": round(statistics.median(ordered), 2), "p99": round(ordered[at], 2), "max": round(ordered[-1], 2)}
@@ -232,7 +266,7 @@ def run_variant(
     chat = VLLMChat(model=str(folder), temperature=0, ignore_eos=True, engine_options={**settings, "seed": 0})
     chat.load()
     start = time.perf_counter() - begin
-    with_tasks(chat, Workload(arguments.users, 1, 64, 16, 16, work.vocab_size))
+    WAYS["astream"](chat, Workload(arguments.users, 1, 64, 16, 16, work.vocab_size))
     runs: dict[str, list[dict[str, Any]]] = {}
     for way in ways:
         runs.setdefault(way, []).append(measure(chat, work, way))

@@ -43,6 +43,7 @@ class RunningAnswers:
         # an answer, in the middle of any of this.
         self._lock = threading.RLock()
         self._named: list[tuple[str, RunningAnswer]] = []
+        self._asked: dict[str, RunningAnswer] = {}
 
     @contextmanager
     def running(
@@ -61,6 +62,7 @@ class RunningAnswers:
             # Under one lock: of two turns that barge in at once, the second interrupts the first.
             before = self._answers(barge_into)
             self._named.extend(entries)
+            self._asked[answer.request_id] = answer
         for other in before:
             other.interrupt()
         try:
@@ -69,6 +71,7 @@ class RunningAnswers:
             with self._lock:
                 for entry in entries:
                     self._named.remove(entry)
+                del self._asked[answer.request_id]
 
     def interrupt(self, name: str) -> int:
         """End the answers of this name; returns how many there were."""
@@ -77,6 +80,12 @@ class RunningAnswers:
         for answer in answers:
             answer.interrupt()
         return len(answers)
+
+    def submitted(self, request_id: str) -> None:
+        """Take note that the engine has a request: if its answer was interrupted before that, it is now."""
+        answer = self._asked.get(request_id)
+        if answer is not None and answer.interrupted:
+            answer.interrupt()
 
     def _answers(self, name: str | None) -> list[RunningAnswer]:
         return [answer for known, answer in list(self._named) if known == name]

@@ -105,13 +105,16 @@ class LLM(ServedModel):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        whole: bool = False,
     ) -> Generator[CompletionChunk, None, None]:
         """Complete one prompt and yield the answer as it comes.
 
-        Closing the generator gives the request up. ``request_id`` names it for :meth:`abort`.
+        Closing the generator gives the request up. ``request_id`` names it for :meth:`abort`. With ``whole`` each
+        answer comes as one piece, unless a stop string has to be looked for: for callers who can be interrupted, but
+        show nothing before the end.
         """
         params = pair_params(sampling_params, 1)[0]
-        return self._stream(self._prepare_one(prompt, params, request_id, priority, cache_salt))
+        return self._stream(self._prepare_one(prompt, params, request_id, priority, cache_salt), whole)
 
     def agenerate_stream(
         self,
@@ -121,10 +124,11 @@ class LLM(ServedModel):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        whole: bool = False,
     ) -> AsyncGenerator[CompletionChunk, None]:
         """:meth:`generate_stream` for asyncio; cancelling the task, or ``aclose()``, gives the request up."""
         params = pair_params(sampling_params, 1)[0]
-        return self._astream(lambda: self._prepare_one(prompt, params, request_id, priority, cache_salt))
+        return self._astream(lambda: self._prepare_one(prompt, params, request_id, priority, cache_salt), whole)
 
     # -- answer a conversation ------------------------------------------------------------------------
 
@@ -341,19 +345,23 @@ class LLM(ServedModel):
         finally:
             batch.close()
 
-    def _stream(self, prepared: PreparedRequest) -> Generator[CompletionChunk, None, None]:
-        batch = RequestBatch(self._ready(), self.tokenizer, self._history, [prepared])
+    def _stream(self, prepared: PreparedRequest, whole: bool) -> Generator[CompletionChunk, None, None]:
+        batch = RequestBatch(self._ready(), self.tokenizer, self._history, [prepared], whole=whole)
         try:
+            self.running.submitted(prepared.request.request_id)
             while deltas := batch.mailbox.take():
                 yield from batch.chunks(deltas)
         finally:
             batch.close()
 
-    async def _astream(self, prepare: Callable[[], PreparedRequest]) -> AsyncGenerator[CompletionChunk, None]:
+    async def _astream(
+        self, prepare: Callable[[], PreparedRequest], whole: bool = False
+    ) -> AsyncGenerator[CompletionChunk, None]:
         await self._aread_text_parts()
         prepared = prepare()
-        batch = RequestBatch(await self._aready(), self.tokenizer, self._history, [prepared])
+        batch = RequestBatch(await self._aready(), self.tokenizer, self._history, [prepared], whole=whole)
         try:
+            self.running.submitted(prepared.request.request_id)
             while deltas := await batch.mailbox.take_async():
                 for chunk in batch.chunks(deltas):
                     yield chunk

@@ -53,7 +53,13 @@ class Interruption:
 
 
 def stream_turn(
-    llm: LLM, turn: ChatTurn, params: SamplingParams, interruption: Interruption, **request_options: Any
+    llm: LLM,
+    turn: ChatTurn,
+    params: SamplingParams,
+    interruption: Interruption,
+    *,
+    whole: bool = False,
+    **request_options: Any,
 ) -> Generator[TurnDelta, None, None]:
     """:meth:`ChatTurn.stream` for a turn that can be interrupted.
 
@@ -62,15 +68,17 @@ def stream_turn(
         turn: The turn.
         params: The caller's parameters.
         interruption: How it may be cut short.
+        whole: As for :meth:`ChatTurn.stream`; without effect where ``stop_when`` looks at the text.
         request_options: ``priority`` and ``cache_salt``.
 
     Raises:
         InvalidRequestError: Options that do not go together.
     """
     interruption.check(params)
+    unwatched = whole and interruption.stop_when is None
     with (
         _running(llm, interruption) as answer,
-        closing(turn.stream(params, request_id=answer.request_id, **request_options)) as deltas,
+        closing(turn.stream(params, whole=unwatched, request_id=answer.request_id, **request_options)) as deltas,
     ):
         for delta in deltas:
             ends = _interrupt(delta, answer, interruption.stop_when)
@@ -80,12 +88,20 @@ def stream_turn(
 
 
 async def astream_turn(
-    llm: LLM, turn: ChatTurn, params: SamplingParams, interruption: Interruption, **request_options: Any
+    llm: LLM,
+    turn: ChatTurn,
+    params: SamplingParams,
+    interruption: Interruption,
+    *,
+    whole: bool = False,
+    **request_options: Any,
 ) -> AsyncGenerator[TurnDelta, None]:
     """:func:`stream_turn` for asyncio."""
     interruption.check(params)
+    unwatched = whole and interruption.stop_when is None
     with _running(llm, interruption) as answer:
-        async with aclosing(turn.astream(params, request_id=answer.request_id, **request_options)) as deltas:
+        stream = turn.astream(params, whole=unwatched, request_id=answer.request_id, **request_options)
+        async with aclosing(stream) as deltas:
             async for delta in deltas:
                 ends = _interrupt(delta, answer, interruption.stop_when)
                 yield delta if ends is None else ends
@@ -104,11 +120,9 @@ def _interrupt(delta: TurnDelta, answer: RunningAnswer, stop_when: Callable[[str
     reason = delta.message.finish_reason
     if reason == "abort" and answer.interrupted:
         return _ended(delta, answer, [])
-    if reason is not None:
+    if reason is not None or answer.interrupted:
         return None
-    if answer.interrupted:
-        answer.interrupt()  # the first time may have been before there was a request
-    elif stop_when is not None and _says_more(delta) and stop_when(delta.message.text):
+    if stop_when is not None and _says_more(delta) and stop_when(delta.message.text):
         answer.interrupted = True
         return _ended(delta, answer, _cut_calls(delta))
     return None

@@ -76,12 +76,16 @@ class ChatCall:
         """The turn of a conversation that this call is."""
         return ChatTurn(llm, messages, **self.turn_options)
 
-    def stream(self, llm: LLM, messages: Sequence[Mapping[str, Any]]) -> Generator[TurnDelta, None, None]:
-        """Answer, piece by piece."""
+    def stream(
+        self, llm: LLM, messages: Sequence[Mapping[str, Any]], *, whole: bool = False
+    ) -> Generator[TurnDelta, None, None]:
+        """Answer, piece by piece; ``whole``: nobody looks before the answer is finished."""
         turn = self.turn(llm, messages)
-        return stream_turn(llm, turn, self.params, self.interruption, **self.request_options)
+        return stream_turn(llm, turn, self.params, self.interruption, whole=whole, **self.request_options)
 
-    async def astream(self, llm: LLM, messages: Sequence[Mapping[str, Any]]) -> AsyncGenerator[TurnDelta, None]:
+    async def astream(
+        self, llm: LLM, messages: Sequence[Mapping[str, Any]], *, whole: bool = False
+    ) -> AsyncGenerator[TurnDelta, None]:
         """:meth:`stream` for asyncio, once awaited. Long prompts are tokenized beside the loop, not on it."""
         turn = await asyncio.to_thread(self.turn, llm, messages)
-        return astream_turn(llm, turn, self.params, self.interruption, **self.request_options)
+        return astream_turn(llm, turn, self.params, self.interruption, whole=whole, **self.request_options)

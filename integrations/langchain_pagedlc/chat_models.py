@@ -224,7 +224,7 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
     ) -> ChatResult:
         call = self._call(stop, kwargs).named(*run_of(run_manager))
         answers: dict[int, ChatAnswer] = {}
-        with closing(call.stream(self.llm, to_chat_messages(messages))) as deltas:
+        with closing(call.stream(self.llm, to_chat_messages(messages), whole=True)) as deltas:
             for delta in deltas:
                 ChatAnswer.collect(answers, delta)
         return call.describer.chat_result(answers)
@@ -238,7 +238,7 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
     ) -> ChatResult:
         call = self._call(stop, kwargs).named(*run_of(run_manager))
         answers: dict[int, ChatAnswer] = {}
-        async with aclosing(await call.astream(self.llm, to_chat_messages(messages))) as deltas:
+        async with aclosing(await call.astream(self.llm, to_chat_messages(messages), whole=True)) as deltas:
             async for delta in deltas:
                 ChatAnswer.collect(answers, delta)
         return call.describer.chat_result(answers)

@@ -171,15 +171,20 @@ class ChatTurn:
             params.min_tokens if params is not None else 0,
         )
 
-    def stream(self, params: SamplingParams, **request_options: Any) -> Generator[TurnDelta, None, None]:
+    def stream(
+        self, params: SamplingParams, *, whole: bool = False, **request_options: Any
+    ) -> Generator[TurnDelta, None, None]:
         """Answer, piece by piece. Closing the generator gives the request up.
 
         Args:
             params: The caller's parameters.
+            whole: Nobody looks at the pieces, so each answer may come as one, which takes less of everything.
             request_options: ``request_id``, ``priority``, ``cache_salt``, as for :meth:`pagedlc.LLM.generate_stream`.
         """
         readers = [self.reader(params) for _ in range(params.n)]
-        stream = self._llm.generate_stream(self.prompt_token_ids, self.sampling_params(params), **request_options)
+        stream = self._llm.generate_stream(
+            self.prompt_token_ids, self.sampling_params(params), whole=whole and not params.stop, **request_options
+        )
         with closing(stream) as chunks:
             for chunk in chunks:
                 if (delta := _read(readers, chunk)) is not None:
@@ -187,10 +192,14 @@ class ChatTurn:
                 if all(reader.finished for reader in readers):
                     return
 
-    async def astream(self, params: SamplingParams, **request_options: Any) -> AsyncGenerator[TurnDelta, None]:
+    async def astream(
+        self, params: SamplingParams, *, whole: bool = False, **request_options: Any
+    ) -> AsyncGenerator[TurnDelta, None]:
         """:meth:`stream` for asyncio; cancelling the task gives the request up."""
         readers = [self.reader(params) for _ in range(params.n)]
-        stream = self._llm.agenerate_stream(self.prompt_token_ids, self.sampling_params(params), **request_options)
+        stream = self._llm.agenerate_stream(
+            self.prompt_token_ids, self.sampling_params(params), whole=whole and not params.stop, **request_options
+        )
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 if (delta := _read(readers, chunk)) is not None:

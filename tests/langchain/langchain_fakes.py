@@ -142,7 +142,7 @@ class FakeLLM:
 
     def _note(self, method: str, prompts: list[Any], params: SamplingParams, options: dict[str, Any]) -> None:
         """Prompts that were rendered are recorded as the conversations they came from."""
-        assert not options.keys() - {"priority", "cache_salt", "request_id"}
+        assert not options.keys() - {"priority", "cache_salt", "request_id", "whole"}
         noted = dict(options)
         for position, prompt in enumerate(prompts):
             if _flat(prompt) in self.engine.conversations:

@@ -16,6 +16,7 @@ from langchain_ways import all_ways, call_text, whole
 
 from langchain_pagedlc import VLLMChat
 from pagedlc import InvalidRequestError
+from pagedlc_engine.client import EngineClient
 from scripted_model import ScriptedLLM
 
 ScriptedFactory = Callable[..., ScriptedLLM]
@@ -99,6 +100,26 @@ async def test_interrupt_from_another_thread_ends_a_synchronous_answer(scripted_
         await asyncio.to_thread(thread.join)
     for answer in answers:
         check_interrupted(answer, ENDLESS)
+    await all_free(llm)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+async def test_interrupt_before_the_engine_has_the_request(
+    scripted_llm: ScriptedFactory, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    llm = scripted_llm(ENDLESS)
+    chat = VLLMChat(**llm.options, max_tokens=1500, conversation_id="c").load()
+    submit_all = EngineClient.submit_all
+
+    def interrupted_first(*arguments: Any) -> Any:
+        assert chat.interrupt("c") == 1
+        return submit_all(*arguments)
+
+    monkeypatch.setattr(EngineClient, "submit_all", interrupted_first)
+    answer = chat.invoke("Hi") if way == "invoke" else whole(list(chat.stream("Hi")))  # type: ignore[arg-type]
+    assert answer.response_metadata["finish_reason"] == "interrupted"
+    assert ENDLESS.startswith(answer.text)
+    assert len(answer.text) < len(ENDLESS) // 2
     await all_free(llm)
 
 

@@ -22,7 +22,7 @@ from tool_samples import (
 )
 
 from pagedlc import LLM, SamplingParams
-from pagedlc.tools import ChatMessage, ChatTurn, ReasoningDelta, TextDelta, ToolCallArguments
+from pagedlc.tools import ChatMessage, ChatTurn, ReasoningDelta, TextDelta, ToolCallArguments, TurnDelta
 from scripted_model import ScriptedLLM
 
 Make = Callable[..., ScriptedLLM]
@@ -114,6 +114,48 @@ def test_streamed_and_complete_answers_are_the_same_message(scripted_llm: Make, 
     for call in (*streamed.tool_calls, *reader.message.tool_calls):
         call.id = ""
     assert reader.message == streamed
+
+
+def whole(turn: ChatTurn, params: SamplingParams) -> list[TurnDelta]:
+    return list(turn.stream(params, whole=True))
+
+
+async def whole_async(turn: ChatTurn, params: SamplingParams) -> list[TurnDelta]:
+    return [delta async for delta in turn.astream(params, whole=True)]
+
+
+@pytest.mark.parametrize(
+    ("script", "tools", "changes", "pieces"),
+    [
+        ("Just snow.", None, {}, 1),
+        ("Just snow.", None, {"n": 2, "logprobs": 1}, 2),
+        (HERMES, TOOLS, {}, 1),
+        (HERMES, TOOLS, {"max_tokens": 30}, 1),
+        (f"<think>\nHm.\n</think>\n{HERMES}", TOOLS, {}, 1),
+        ("Snow. And rain. And fog.", None, {"stop": ["rain"]}, None),
+        ("Snow. And rain. And fog.", TOOLS, {"stop": ["rain"]}, None),
+    ],
+)
+async def test_an_answer_that_nobody_watches_comes_as_one_piece_unless_it_has_stop_strings(
+    scripted_llm: Make,
+    script: str,
+    tools: list[dict[str, Any]] | None,
+    changes: dict[str, Any],
+    pieces: int | None,
+) -> None:
+    turn = ChatTurn(scripted_llm(script), ASK, tools, reasoning=True)
+    params = PARAMS.replace(**changes)
+    streamed = list(turn.stream(params))
+    for deltas in (whole(turn, params), await whole_async(turn, params)):
+        assert pieces is None or len(deltas) == pieces
+        for index in range(params.n):
+            last, other = ([delta for delta in each if delta.chunk.index == index][-1] for each in (deltas, streamed))
+            for call in (*last.message.tool_calls, *other.message.tool_calls):
+                call.id = ""
+            assert last.message == other.message
+            assert last.chunk.num_generated_tokens == other.chunk.num_generated_tokens
+        rows = [[row for delta in each for row in delta.chunk.logprobs or ()] for each in (deltas, streamed)]
+        assert len(rows[0]) == len(rows[1])
 
 
 def test_a_call_cut_off_by_max_tokens_is_invalid(scripted_llm: Make) -> None:
