@@ -19,7 +19,9 @@ from triton.backends.compiler import GPUTarget
 from pagedlc_engine.kernels.activation import silu_mul
 from pagedlc_engine.kernels.launch import compile_ahead
 from pagedlc_engine.kernels.norm import add_rms_norm
+from pagedlc_engine.kernels.sampler_stages import forbid_tokens, penalise_tokens, record_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens
+from pagedlc_engine.sampling import Sampler, SamplerKernels
 
 counts: Counter[str] = Counter()
 
@@ -64,8 +66,8 @@ def launch() -> None:
         rows = torch.zeros(2, size)
         add_rms_norm(rows, None, rows[0], 1e-6)
     silu_mul(torch.zeros(2, 64))
-    numbers = torch.zeros(2, dtype=torch.int64)
-    sample_tokens(rows, rows[:, 0], numbers, numbers, rows[:, :3])
+    kernels = SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens)
+    Sampler(5000, torch.device("cpu"), kernels).launch_kernels()
 
 
 def noticed_in_another_thread() -> None:

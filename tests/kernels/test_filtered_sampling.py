@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.filtered_sampling import ROOM
-from pagedlc_engine.kernels.forbid import forbid_tokens
+from pagedlc_engine.kernels.sampler_stages import forbid_tokens, penalise_tokens, record_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens, sample_tokens_reference
 from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.sampling import Allowed, Sampler, SamplerKernels
@@ -128,6 +128,25 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+def test_penalties_are_the_same_with_the_kernels(device: torch.device) -> None:
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0, "repetition_penalty": 1.5},
+        {"top_p": 0.9, "frequency_penalty": 0.7, "presence_penalty": -0.4},
+        {"temperature": 0.0},
+        {"temperature": 0.0, "repetition_penalty": 0.7, "presence_penalty": 1.0, "frequency_penalty": 0.2},
+    ]
+    logits = torch.randn(4, 40, device=device) * 2
+    found = []
+    for kernels in (None, SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens)):
+        sampler = Sampler(40, device, kernels)
+        for slot, options in enumerate(settings):
+            prompt, output = [1, 2, 3, 2] + [5] * (600 * slot), [7, 7, 8][:slot]
+            sampler.add(slot, SamplingParams(**options), slot, prompt, output, [], [])
+        found.append([sampler.sample(logits, range(4)).on_host().token_ids.tolist() for _ in range(70)])
+    assert found[0] == found[1]
+    assert len({tuple(step) for step in found[0]}) > 5
+
+
 def test_the_sampler_chooses_the_same_tokens_with_the_kernels(device: torch.device) -> None:
     vocab_size = 1100
     logits = torch.randn(len(SETTINGS), vocab_size, device=device) * 3
@@ -138,7 +157,7 @@ def test_the_sampler_chooses_the_same_tokens_with_the_kernels(device: torch.devi
     bits[1, 1:] = 1
     allowed = Allowed(torch.tensor([0, 2], device=device), bits)
     found = []
-    for kernels in (None, SamplerKernels(sample_tokens, forbid_tokens)):
+    for kernels in (None, SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens)):
         sampler = Sampler(vocab_size, device, kernels)
         for slot, options in enumerate(SETTINGS):
             sampler.add(slot, SamplingParams(**options), slot, [1, 2, 3], [], [9], [[4, 5]])

@@ -19,9 +19,7 @@ from pagedlc_engine.cuda.runtime import CudaRuntime, Graph, Mark, NoWait, StepEv
 from pagedlc_engine.cuda.shapes import ShapeBook
 from pagedlc_engine.cuda.slots import SlotTable
 from pagedlc_engine.cuda.state import PACKETS, DeviceState
-from pagedlc_engine.grammar.base import mask_words
 from pagedlc_engine.kernels.attention_plan import AttentionGeometry, Ints
-from pagedlc_engine.kernels.forbid import forbid_tokens
 from pagedlc_engine.kernels.launch import compile_ahead
 from pagedlc_engine.kernels.sampling import sample_tokens
 from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
@@ -179,10 +177,7 @@ class CudaRunner(ModelRunner):
         self._state.admit_many(np.zeros(1, np.int32))
         for shape in self._book.captured():
             self._launch(self._state.step_tensors(shape), self._short)
-        vocab_size = self._model.spec.vocab_size
-        row = torch.zeros(1, dtype=torch.int64, device=self.device)
-        bits = torch.zeros((1, mask_words(vocab_size)), dtype=torch.int32, device=self.device)
-        forbid_tokens(torch.zeros((1, vocab_size), device=self.device), row, bits)
+        self.sampler.launch_kernels()
 
     @torch.inference_mode()
     def warm_up(self) -> None:

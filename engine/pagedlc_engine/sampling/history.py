@@ -60,18 +60,27 @@ class TokenHistory:
         """The row of a tracked slot."""
         return self._row_of_slot[slot]
 
-    def append(self, slots: Sequence[int], rows: Tensor, token_ids: Tensor) -> None:
-        """Add one output token to each of the tracked ``slots``, whose rows are ``rows`` (int64 [R])."""
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(self._lengths)
+
+    def make_room(self, slots: Sequence[int]) -> None:
+        """Let each of the tracked ``slots`` have one more token, which is written to the tensors next."""
         for slot in slots:
             self._lengths[self._row_of_slot[slot]] += 1
-        self._grow_columns(max(self._lengths))
+        self._grow_columns(self.longest)
+
+    def append(self, slots: Sequence[int], rows: Tensor, token_ids: Tensor) -> None:
+        """Add one output token to each of the tracked ``slots``, whose rows are ``rows`` (int64 [R])."""
+        self.make_room(slots)
         self.tokens[rows, self.lengths[rows]] = token_ids
         self.lengths[rows] += 1
         self.counts.index_put_((rows, token_ids), torch.ones(len(rows), device=self._device), accumulate=True)
 
     def seen(self, rows: Tensor) -> Tensor:
         """Ids seen by each of ``rows``, with repetitions, int64 [R, longest]."""
-        return self.tokens[rows, : max(self._lengths)]
+        return self.tokens[rows, : self.longest]
 
     def tails(self, rows: Tensor, width: int) -> Tensor:
         """The latest ``width`` output tokens of ``rows``, oldest first, -2 where there are fewer: int64 [R, width]."""

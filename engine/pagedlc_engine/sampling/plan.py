@@ -88,11 +88,13 @@ class DrawSettings:
         temperatures: 0 where the likeliest token is taken, float32 [S].
         seeds: int64 [S].
         filters: top_k, top_p and min_p, float32 [S, 3].
+        history_rows: Each row's row in the token history, or -1, int64 [S].
     """
 
     temperatures: Tensor
     seeds: Tensor
     filters: Tensor
+    history_rows: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,11 @@ class BatchPlan:
     tracked: TrackedRows | None
     logprobs: dict[int, int]
     logprob_rows: Tensor | None
+
+    @property
+    def only_penalties(self) -> bool:
+        """Nothing changes logits before the penalties do."""
+        return self.bias is None and self.min_tokens is None and self.bad_words is None
 
     @property
     def edits_logits(self) -> bool:
@@ -260,6 +267,12 @@ class _Planner:
             temperatures=self._floats([request.params.temperature * request.random for request in self._requests]),
             seeds=self._ints([request.seed for request in self._requests]),
             filters=torch.tensor(filters, dtype=torch.float32, device=self._device),
+            history_rows=self._ints(
+                [
+                    self._history.row(slot) if request.tracked else -1
+                    for slot, request in zip(self._slots, self._requests, strict=True)
+                ]
+            ),
         )
 
     def _random(self) -> list[RandomRows]:

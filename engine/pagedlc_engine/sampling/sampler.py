@@ -15,7 +15,7 @@ from pagedlc_engine.sampling.filters import TopK, TopP, drop_below, top_k_cut, t
 from pagedlc_engine.sampling.history import TokenHistory
 from pagedlc_engine.sampling.logprobs import listings, measure
 from pagedlc_engine.sampling.masks import Allowed, add_bias, allow_only, ban_bad_words, ban_early_stop
-from pagedlc_engine.sampling.penalties import apply_penalties
+from pagedlc_engine.sampling.penalties import Penalties, apply_penalties
 from pagedlc_engine.sampling.plan import BatchPlan, RandomRows, SlotParams, make_plan
 from pagedlc_engine.sampling.rng import signed64, uniform
 from pagedlc_engine.sampling.rows import row_argmax, select
@@ -85,11 +85,15 @@ class SamplerKernels:
     Args:
         choose_tokens: The stages from the temperature on, for all rows at once:
             :func:`pagedlc_engine.kernels.sampling.sample_tokens`.
-        forbid_tokens: The grammar's stage: :func:`pagedlc_engine.kernels.forbid.forbid_tokens`.
+        forbid_tokens: The grammar's stage: :func:`pagedlc_engine.kernels.sampler_stages.forbid_tokens`.
+        penalise_tokens: The penalties: :func:`pagedlc_engine.kernels.sampler_stages.penalise_tokens`.
+        record_tokens: What is kept of a step: :func:`pagedlc_engine.kernels.sampler_stages.record_tokens`.
     """
 
     choose_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     forbid_tokens: Callable[[Tensor, Tensor, Tensor], None]
+    penalise_tokens: Callable[[Tensor, Tensor, Penalties, TokenHistory], None]
+    record_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, TokenHistory], tuple[Tensor, Tensor]]
 
 
 class Sampler:
@@ -184,19 +188,26 @@ class Sampler:
         edited = self._edit(logits, plan, allowed) if edits else logits
         maxima, token_ids = self._choose(edited, plan)
         raw_maxima = logits.amax(-1) if edits else maxima
-        self._record(plan, token_ids)
-        bad_logits = ~raw_maxima.isfinite()
+        bad_logits, nothing_allowed = self._record(plan, token_ids, raw_maxima, maxima)
         return SampledTokens(
             token_ids=token_ids,
             bad_logits=bad_logits,
-            nothing_allowed=~bad_logits & ~maxima.isfinite(),
+            nothing_allowed=nothing_allowed,
             wanted=plan.logprobs,
             measured=_measured(logits, token_ids, plan),
         )
 
+    def launch_kernels(self) -> None:
+        """Launch each of the kernels on one row, to have them compiled before any request."""
+        trial = Sampler(self._vocab_size, self._device, self._kernels)
+        trial.add(0, SamplingParams(repetition_penalty=2.0), 0, [0], [], [], [])
+        row = torch.zeros(1, dtype=torch.int64, device=self._device)
+        bits = torch.full((1, -(-self._vocab_size // 32)), -1, dtype=torch.int32, device=self._device)
+        trial.sample(torch.zeros(1, self._vocab_size, device=self._device), [0], Allowed(row, bits))
+
     def _edit(self, logits: Tensor, plan: BatchPlan, allowed: Allowed | None) -> Tensor:
         """A copy of the logits with biases, bans, penalties and grammars applied."""
-        logits = logits.clone()
+        raw, logits = logits, logits.clone()
         if plan.bias is not None:
             add_bias(logits, plan.bias)
         if plan.min_tokens is not None:
@@ -204,7 +215,10 @@ class Sampler:
         if plan.bad_words is not None:
             words = plan.bad_words
             ban_bad_words(logits, words, self._history.tails(words.history_rows, words.prefixes.shape[1]))
-        if plan.penalties is not None:
+        if plan.penalties is not None and self._kernels is not None:
+            before = raw if plan.only_penalties else logits.clone()
+            self._kernels.penalise_tokens(before, logits, plan.penalties, self._history)
+        elif plan.penalties is not None:
             seen = self._history.seen(plan.penalties.history_rows)
             apply_penalties(logits, plan.penalties, seen, self._history.counts)
         if allowed is not None and self._kernels is not None:
@@ -235,10 +249,18 @@ class Sampler:
             _truncate(weights, random.truncations)
         return draw(weights, uniform(random.seeds, self._output_lengths[random.slots]))
 
-    def _record(self, plan: BatchPlan, token_ids: Tensor) -> None:
+    def _record(self, plan: BatchPlan, token_ids: Tensor, raw_maxima: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the tokens; which rows have bad logits and in which nothing is allowed, bool [S] each."""
+        if plan.draw is not None and self._kernels is not None:
+            if plan.tracked is not None:
+                self._history.make_room(plan.tracked.slots)
+            rows, lengths = plan.draw.history_rows, self._output_lengths
+            return self._kernels.record_tokens(token_ids, raw_maxima, maxima, plan.slots, rows, lengths, self._history)
         self._output_lengths[plan.slots] += 1
         if plan.tracked is not None:
             self._history.append(plan.tracked.slots, plan.tracked.history_rows, token_ids[plan.tracked.rows])
+        bad_logits = ~raw_maxima.isfinite()
+        return bad_logits, ~bad_logits & ~maxima.isfinite()
 
     def _plan_for(self, slots: Sequence[int]) -> BatchPlan:
         """The batch's plan; the last one serves again while the slots and their requests stay the same."""
