@@ -33,8 +33,8 @@ GPU_STEP_TOKENS = 2048
 #: A step that nobody waits for token by token, on a card with room for its activations.
 GPU_LONG_STEP_TOKENS = 8192
 GPU_LONG_STEP_MEMORY = 70 * GIB
-#: Steps in flight are described in so many packets, less the one being written.
-GPU_MOST_AHEAD = 15
+#: Steps in flight are described in sixteen packets, less the one being written and the one that a capture takes.
+GPU_MOST_AHEAD = 14
 #: Tokens per KV block. A GPU's bulk copy fetches a block of 64 as one tile: prompts are 9% faster than with 16,
 #: decoding 1%. A CPU gains nothing by larger blocks, and smaller ones find a few more cached tokens.
 CPU_BLOCK_SIZE = 16

@@ -15,6 +15,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.cuda import state
 from pagedlc_engine.cuda.runner import CudaRunner
+from pagedlc_engine.cuda.runtime import NoWait
+from pagedlc_engine.device import GPU_MOST_AHEAD
+from pagedlc_engine.engine import Engine
 from pagedlc_engine.request import SamplingParams, TokenDelta
 from pagedlc_engine.sampling import Sampler
 from tests.cuda.cuda_engines import answers, make_engine
@@ -121,21 +124,50 @@ def test_more_about_new_requests_than_a_message_holds(
     check(tmp_path, device, [prompt(3, seed) for seed in range(3)], [greedy(3, seed=1)] * 3)
 
 
-def test_a_step_of_a_size_that_is_captured_only_when_it_comes(
-    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def engine_that_captures_late(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch, run_ahead: int = 1
+) -> Engine:
+    """Each shape is captured when a step first has it; a graph is what launches it."""
+
     def recorded(_: CudaRunner, launch: Callable[[], None]) -> Any:
         return SimpleNamespace(launch=lambda _: launch())
 
-    prompts = [prompt(n) for n in (3, 9)]
-    expected = answers(make_engine(tmp_path, device, plain=True), prompts, [greedy(3)] * 2)
-    engine = make_engine(tmp_path, device, max_num_batched_tokens=16)
+    engine = make_engine(tmp_path, device, max_num_batched_tokens=16, run_ahead=run_ahead)
     runner = engine.runner
     assert isinstance(runner, CudaRunner)
     monkeypatch.setattr(CudaRunner, "_record", recorded)
     monkeypatch.setattr(runner, "_use_graphs", True)
     runner.attach(runner._kv, runner.cache)
+    return engine
+
+
+def test_a_step_of_a_size_that_is_captured_only_when_it_comes(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt(n) for n in (3, 9)]
+    expected = answers(make_engine(tmp_path, device, plain=True), prompts, [greedy(3)] * 2)
+    engine = engine_that_captures_late(tmp_path, device, monkeypatch)
     assert answers(engine, prompts, [greedy(3)] * 2) == expected
+
+
+@pytest.mark.slow
+def test_a_late_capture_leaves_tokens_that_nobody_has_looked_at_yet(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, params = [prompt(3), prompt(9)], [greedy(20), greedy(16)]
+    expected = answers(make_engine(tmp_path, device, plain=True), prompts, params)
+    engine = engine_that_captures_late(tmp_path, device, monkeypatch, GPU_MOST_AHEAD)
+    answers(engine, prompts, [greedy(2)] * 2)
+    assert answers(engine, prompts, params) == expected  # one of them alone, at the end, is a new shape
+
+
+def test_a_request_that_was_preempted_comes_back_alone(tmp_path: Path, device: torch.device) -> None:
+    prompts, params = [prompt(16), prompt(14, 1)], [greedy(2), greedy(6)]
+    expected = answers(make_engine(tmp_path, device, plain=True), prompts, params)
+    # The first one's last token is still in flight when the second, decoding alone by then, finds no block.
+    engine = make_engine(tmp_path, device, num_blocks=4, max_num_batched_tokens=32, run_ahead=2)
+    assert answers(engine, prompts, params) == expected
+    assert engine.stats().num_preemptions == 1
 
 
 @pytest.mark.slow
@@ -163,3 +195,27 @@ def test_an_error_of_a_step_leaves_the_next_ones_right(
         failed = answers(engine, [prompt(2)], [greedy(2)], fails=True)
     assert failed == {}
     assert answers(engine, [prompt(3)], [greedy(2)]) == expected
+
+
+def test_a_packet_is_written_again_when_what_was_launched_of_a_failed_step_has_read_it(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noted(NoWait):
+        def record(self, stream: Any) -> None:
+            events.append("record")
+
+        def wait(self) -> None:
+            events.append("wait")
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    events: list[str] = []
+    engine = make_engine(tmp_path, device)
+    runner: Any = engine.runner
+    runner._events[runner._number % state.PACKETS] = Noted()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._state, "commit", broken)
+        answers(engine, [prompt(2)], [greedy(2)], fails=True)
+    answers(engine, [prompt(2)], [greedy(1)])
+    assert events[:3] == ["wait", "record", "wait"]

@@ -55,9 +55,10 @@ class Packed:
 
 @dataclass(slots=True)
 class _Decoding:
-    """Requests that decode together, step after step."""
+    """Requests that decode together, step after step; ``opened`` tells whether one was preempted in between."""
 
     keys: list[int]
+    opened: int
     tables: list[array[int]]
     requests: Requests
     cache_slots: Ints
@@ -108,7 +109,8 @@ class StepPacker:
         """Write a step into ``packet`` (int32 [layout.size]), its number excepted."""
         keys = [item.sequence.key for item in plan.scheduled]
         decoding = self._decoding
-        if decoding is not None and keys == decoding.keys and not plan.copies:
+        opened = self._cache.num_opened
+        if decoding is not None and keys == decoding.keys and opened == decoding.opened and not plan.copies:
             decoding.advance(self._geometry.block_size)
             return self._pack_decoding(decoding, -1 - decoding.requests.slots, packet, Admissions())
         self._decoding = None
@@ -204,7 +206,8 @@ class StepPacker:
             groups = self._groups(requests, tables)
             prefix = _prefix_lengths(groups, requests) if groups else None
             order = longest_first(requests, prefix)
-            self._decoding = _Decoding(keys, tables, requests, cache_slots, groups, prefix, order, general)
+            opened = self._cache.num_opened
+            self._decoding = _Decoding(keys, opened, tables, requests, cache_slots, groups, prefix, order, general)
             return self._pack_decoding(self._decoding, np.frombuffer(codes, np.int32), packet, admissions)
         narrow = counts == 1
         need = self._need(requests, narrow, len(sample_rows))

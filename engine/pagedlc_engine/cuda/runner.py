@@ -316,6 +316,8 @@ class CudaRunner(ModelRunner):
         """After a step that was not launched to its end: device and host agree on the next packet again."""
         self._packer.forget()
         self._state.set_ticket(self._number)
+        # What was launched of it may read its packet later, and the next step waits for this before it writes there.
+        self._events[self._number % PACKETS].record(self._stream)
 
     def _make_room(self, plan: StepPlan) -> None:
         """Grow when there are more sequences than ever before."""

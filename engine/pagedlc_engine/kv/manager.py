@@ -26,6 +26,8 @@ class KVCacheManager:
         self.pool = pool
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        #: Tables opened so far: while it stays, each sequence's table is the one it was.
+        self.num_opened = 0
         self._tables: dict[int, array[int]] = {}
 
     def table(self, key: int) -> array[int]:
@@ -55,6 +57,7 @@ class KVCacheManager:
         new = self.blocks_for(num_tokens) - len(prefix)
         if new + self.pool.count_free(prefix) + reserve > self.pool.num_free:
             return False
+        self.num_opened += 1
         self.pool.share(prefix)
         self._tables[key] = array("i", prefix)
         self._tables[key].extend(self.pool.allocate(new))
