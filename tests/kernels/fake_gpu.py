@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 
 from pagedlc_engine.kernels.activation import silu_mul
 from pagedlc_engine.kernels.launch import compile_ahead
+from pagedlc_engine.kernels.logprobs import measure_tokens
 from pagedlc_engine.kernels.norm import add_rms_norm
 from pagedlc_engine.kernels.sampler_stages import forbid_tokens, penalise_tokens, record_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens
@@ -66,7 +67,7 @@ def launch() -> None:
         rows = torch.zeros(2, size)
         add_rms_norm(rows, None, rows[0], 1e-6)
     silu_mul(torch.zeros(2, 64))
-    kernels = SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens)
+    kernels = SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens, measure_tokens)
     Sampler(5000, torch.device("cpu"), kernels).launch_kernels()
 
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.filtered_sampling import ROOM
+from pagedlc_engine.kernels.logprobs import measure_tokens
 from pagedlc_engine.kernels.sampler_stages import forbid_tokens, penalise_tokens, record_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens, sample_tokens_reference
 from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.sampling import Allowed, Sampler, SamplerKernels
+from pagedlc_engine.sampling.logprobs import measure
 from pagedlc_engine.sampling.rng import uniform
 
 #: top_k, top_p, min_p
@@ -137,7 +139,7 @@ def test_penalties_are_the_same_with_the_kernels(device: torch.device) -> None:
     ]
     logits = torch.randn(4, 40, device=device) * 2
     found = []
-    for kernels in (None, SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens)):
+    for kernels in (None, SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens, measure_tokens)):
         sampler = Sampler(40, device, kernels)
         for slot, options in enumerate(settings):
             prompt, output = [1, 2, 3, 2] + [5] * (600 * slot), [7, 7, 8][:slot]
@@ -157,7 +159,7 @@ def test_the_sampler_chooses_the_same_tokens_with_the_kernels(device: torch.devi
     bits[1, 1:] = 1
     allowed = Allowed(torch.tensor([0, 2], device=device), bits)
     found = []
-    for kernels in (None, SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens)):
+    for kernels in (None, SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens, measure_tokens)):
         sampler = Sampler(vocab_size, device, kernels)
         for slot, options in enumerate(SETTINGS):
             sampler.add(slot, SamplingParams(**options), slot, [1, 2, 3], [], [9], [[4, 5]])
@@ -165,11 +167,35 @@ def test_the_sampler_chooses_the_same_tokens_with_the_kernels(device: torch.devi
         steps = [sampler.sample(logits, slots).on_host() for _ in range(4)]
         steps.append(sampler.sample(logits, slots, allowed).on_host())
         assert all(0 <= token < vocab_size for step in steps for token in step.token_ids.tolist())
-        found.append([(step.token_ids[:-2].tolist(), step.failures(), step.logprobs) for step in steps])
+        found.append(
+            [
+                (step.token_ids[:-2].tolist(), step.failures(), [list(row) for row in step.logprobs if row is not None])
+                for step in steps
+            ]
+        )
     assert found[0] == found[1]
     assert list(found[0][0][1]) == [6, 7]
     assert found[0][4][0][0] == 34 * 32 + 11
     assert found[0][4][0][2] % 32 == 0 < found[0][4][0][2]
+
+
+@pytest.mark.parametrize("width", [0, 1, 5, 20])
+@pytest.mark.parametrize("vocab_size", [7, 1024, 5003])
+def test_log_probabilities_are_the_same_with_the_kernels(device: torch.device, vocab_size: int, width: int) -> None:
+    logits = torch.randn(4, vocab_size, device=device) * 3
+    logits[1] = logits[1].round()
+    logits[2, 3:] = float("-inf")
+    logits[3, : vocab_size // 2] = float("-inf")
+    token_ids = torch.tensor([3, 5, 1, vocab_size - 1], device=device)
+    found, expected = measure_tokens(logits, token_ids, width), measure(logits, token_ids, width)
+    assert found.shape == expected.shape
+    width = min(width, vocab_size)
+    torch.testing.assert_close(found[:, :3], expected[:, :3], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[:, 3 + width :], expected[:, 3 + width :], atol=1e-5, rtol=1e-5)
+    listed = found[:, 3 : 3 + width].long()
+    assert all(len(set(row)) == width for row in listed.tolist())
+    # Which of equal logits are listed is left open.
+    assert torch.equal(logits.gather(1, listed), logits.gather(1, expected[:, 3 : 3 + width].long()))
 
 
 def far_from_every_edge(logits: torch.Tensor, top_k: int, top_p: float, min_p: float, temperature: float) -> bool:

@@ -25,10 +25,11 @@ SETTINGS: list[dict[str, Any]] = [
 
 def sampler_kernels() -> SamplerKernels:
     pytest.importorskip("triton", reason="Triton is not installed")
+    from pagedlc_engine.kernels.logprobs import measure_tokens
     from pagedlc_engine.kernels.sampler_stages import forbid_tokens, penalise_tokens, record_tokens
     from pagedlc_engine.kernels.sampling import sample_tokens
 
-    return SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens)
+    return SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens, measure_tokens)
 
 
 def sampler_on(device: str, settings: list[dict[str, Any]], kernels: bool = False) -> Sampler:

@@ -17,6 +17,7 @@ from pagedlc_engine.cuda.memory import MemoryBudget
 from pagedlc_engine.cuda.runner import CudaRunner
 from pagedlc_engine.device import Placement, num_kv_blocks
 from pagedlc_engine.errors import OutOfMemoryError
+from pagedlc_engine.kernels.logprobs import measure_tokens
 from pagedlc_engine.kernels.sampler_stages import forbid_tokens, penalise_tokens, record_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens
 from pagedlc_engine.kv.block_pool import BlockPool
@@ -59,7 +60,11 @@ def build_cuda_runner(
     runner = CudaRunner(
         fused,
         attention_geometry(spec, placement.block_size, device),
-        Sampler(spec.vocab_size, device, SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens)),
+        Sampler(
+            spec.vocab_size,
+            device,
+            SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens, measure_tokens),
+        ),
         config.max_num_seqs,
         placement.max_num_batched_tokens,
         max_model_len,

@@ -88,12 +88,14 @@ class SamplerKernels:
         forbid_tokens: The grammar's stage: :func:`pagedlc_engine.kernels.sampler_stages.forbid_tokens`.
         penalise_tokens: The penalties: :func:`pagedlc_engine.kernels.sampler_stages.penalise_tokens`.
         record_tokens: What is kept of a step: :func:`pagedlc_engine.kernels.sampler_stages.record_tokens`.
+        measure_tokens: Log-probabilities: :func:`pagedlc_engine.kernels.logprobs.measure_tokens`.
     """
 
     choose_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     forbid_tokens: Callable[[Tensor, Tensor, Tensor], None]
     penalise_tokens: Callable[[Tensor, Tensor, Penalties, TokenHistory], None]
     record_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, TokenHistory], tuple[Tensor, Tensor]]
+    measure_tokens: Callable[[Tensor, Tensor, int], Tensor]
 
 
 class Sampler:
@@ -194,13 +196,13 @@ class Sampler:
             bad_logits=bad_logits,
             nothing_allowed=nothing_allowed,
             wanted=plan.logprobs,
-            measured=_measured(logits, token_ids, plan),
+            measured=self._measured(logits, token_ids, plan),
         )
 
     def launch_kernels(self) -> None:
         """Launch each of the kernels on one row, to have them compiled before any request."""
         trial = Sampler(self._vocab_size, self._device, self._kernels)
-        trial.add(0, SamplingParams(repetition_penalty=2.0), 0, [0], [], [], [])
+        trial.add(0, SamplingParams(repetition_penalty=2.0, logprobs=1), 0, [0], [], [], [])
         row = torch.zeros(1, dtype=torch.int64, device=self._device)
         bits = torch.full((1, -(-self._vocab_size // 32)), -1, dtype=torch.int32, device=self._device)
         trial.sample(torch.zeros(1, self._vocab_size, device=self._device), [0], Allowed(row, bits))
@@ -262,6 +264,13 @@ class Sampler:
         bad_logits = ~raw_maxima.isfinite()
         return bad_logits, ~bad_logits & ~maxima.isfinite()
 
+    def _measured(self, logits: Tensor, token_ids: Tensor, plan: BatchPlan) -> Tensor | None:
+        if not plan.logprobs:
+            return None
+        rows = plan.logprob_rows
+        measure_tokens = measure if self._kernels is None else self._kernels.measure_tokens
+        return measure_tokens(select(logits, rows), select(token_ids, rows), max(plan.logprobs.values()))
+
     def _plan_for(self, slots: Sequence[int]) -> BatchPlan:
         """The batch's plan; the last one serves again while the slots and their requests stay the same."""
         wanted = list(slots)
@@ -313,13 +322,6 @@ def _truncate(weights: Tensor, groups: Sequence[TopK | TopP]) -> None:
         part_cut = top_k_cut(part, group) if isinstance(group, TopK) else top_p_cut(part, group.top_p)
         cut = part_cut if group.rows is None else cut.index_copy_(0, group.rows, part_cut)
     drop_below(weights, cut)
-
-
-def _measured(logits: Tensor, token_ids: Tensor, plan: BatchPlan) -> Tensor | None:
-    if not plan.logprobs:
-        return None
-    rows = plan.logprob_rows
-    return measure(select(logits, rows), select(token_ids, rows), max(plan.logprobs.values()))
 
 
 def _fetched(tensor: Tensor) -> Tensor:
