@@ -91,7 +91,8 @@ class EngineConfig(BaseModel):
     @field_validator("device")
     @classmethod
     def _known_device(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
+        # torch takes cuda:256 for cuda:0.
+        if not re.fullmatch(r"auto|cpu|cuda(:(0|[1-9]\d?))?", value):
             raise ValueError("must be 'auto', 'cpu', 'cuda', or 'cuda:' and the number of a GPU")
         return value
 

@@ -80,7 +80,7 @@ def test_a_gpu_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path:
         chosen(tmp_path, "cuda:2")
 
 
-@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "CUDA", "mps", ""])
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:01", "cuda:256", "CUDA", "mps", ""])
 def test_other_names_are_refused_at_once(tmp_path: Path, wanted: str) -> None:
     with pytest.raises(ConfigError, match="'cuda:' and the number of a GPU"):
         tiny_llm(tmp_path, device=wanted)
