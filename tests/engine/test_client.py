@@ -21,7 +21,7 @@ from pagedlc import (
     PagedLCError,
     PromptTooLongError,
 )
-from pagedlc_engine.client import RequestHandle
+from pagedlc_engine.client import Mailbox, RequestHandle
 from pagedlc_engine.request import Request
 
 
@@ -235,6 +235,19 @@ def test_readers_of_one_mailbox_all_come_to_its_end(llm: LLM) -> None:
         thread.join(20)
         assert not thread.is_alive()
         assert len(found) + len(tokens) == 3
+
+
+def test_of_requests_handed_over_together_none_goes_on_when_one_is_refused(llm: LLM) -> None:
+    client = llm.load()._ready()
+    running = client.submit(Request("taken", [1], params(1000)))
+    together = [Request("new", [1, 2], params(1000)), Request("taken", [3], params(1))]
+    with pytest.raises(InvalidRequestError, match="'taken' is running already") as kept:
+        client.submit_all(together, Mailbox(2))
+    again = client.submit(Request("new", [1, 2], params(3)))
+    assert sum(len(delta.token_ids) for delta in again) == 3
+    running.close()
+    eventually(lambda: all_blocks_free(llm))
+    assert kept.value is not None
 
 
 def test_a_closed_event_loop_is_nobodys_problem(llm: LLM) -> None:
