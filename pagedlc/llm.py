@@ -327,6 +327,10 @@ class LLM(ServedModel):
         show = self._use_tqdm if use_tqdm is None else use_tqdm
         show = False if show is None and len(requests) == 1 else show
         try:
+            if show is False:  # a bar costs time even where it is not shown
+                while deltas := batch.mailbox.take():
+                    batch.read(deltas)
+                return batch.results()
             with self._bar(len(requests), "Generating", "prompt", show) as bar:
                 while deltas := batch.mailbox.take():
                     bar.update(batch.read(deltas))

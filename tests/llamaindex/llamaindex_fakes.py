@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from pagedlc import CompletionChunk, CompletionOutput, RequestOutput, SamplingParams
+from pagedlc import CompletionChunk, SamplingParams
 from pagedlc.interruption import RunningAnswers
 from pagedlc.outputs import Timings
 from pagedlc_engine.request import Logprob
@@ -76,14 +76,6 @@ class FakeLLM:
     def render_chat(self, messages: list[dict[str, Any]], tools: Any = None, **options: Any) -> Rendered:
         return Rendered(messages, {name: value for name, value in {"tools": tools, **options}.items() if value})
 
-    def generate(self, prompts: list[Any], params: SamplingParams, **options: Any) -> list[RequestOutput]:
-        self._note("sync", prompts[0], params, options)
-        return [self._output(params)]
-
-    async def agenerate(self, prompts: list[Any], params: SamplingParams, **options: Any) -> list[RequestOutput]:
-        self._note("async", prompts[0], params, options)
-        return [self._output(params)]
-
     def generate_stream(self, prompt: Any, params: SamplingParams, **options: Any) -> Iterator[CompletionChunk]:
         self._note("sync", prompt, params, options)
         try:
@@ -103,7 +95,7 @@ class FakeLLM:
 
     def _note(self, way: str, prompt: Any, params: SamplingParams, options: dict[str, Any]) -> None:
         """``method`` is ``chat`` for what went through the template; ``template_options`` are the template's then."""
-        options = {name: value for name, value in options.items() if name not in ("request_id", "use_tqdm")}
+        options = {name: value for name, value in options.items() if name not in ("request_id", "whole")}
         chats = isinstance(prompt, Rendered)
         self.calls.append(
             SimpleNamespace(
@@ -115,20 +107,6 @@ class FakeLLM:
                 template_options=prompt.options if chats else {},
             )
         )
-
-    def _output(self, params: SamplingParams) -> RequestOutput:
-        outputs = [
-            CompletionOutput(
-                index=index,
-                text=self.answer,
-                token_ids=[ord(char) for char in self.answer],
-                logprobs=None if params.logprobs is None else [_logprobs(char) for char in self.answer],
-                finish_reason="stop",
-            )
-            for index in range(params.n)
-        ]
-        tokens = list(range(NUM_PROMPT_TOKENS))
-        return RequestOutput("r-1", None, tokens, None, outputs, True, CACHED_TOKENS, TIMINGS)
 
     def _chunks(self, params: SamplingParams) -> Iterator[CompletionChunk]:
         """The first character is held back and comes with the second; the end is a chunk without text."""

@@ -48,50 +48,13 @@ class _Asked:
     turn: ChatTurn
     collector: AnswerCollector
 
-    @property
-    def unwatched(self) -> bool:
-        """Whether nothing ends the answer but the engine, which then hands it over in one piece."""
-        return not self.call.params.stop and self.call.interruption == Interruption()
-
-    @property
-    def prompt(self) -> str | list[int]:
-        return self.call.prompt if isinstance(self.call.prompt, str) else self.turn.prompt_token_ids
-
-    @property
-    def params(self) -> pagedlc.SamplingParams:
-        return self.turn.sampling_params(self.call.params)
-
-    def deltas(self) -> Generator[TurnDelta, None, None]:
+    def deltas(self, *, whole: bool = False) -> Generator[TurnDelta, None, None]:
         call = self.call
-        return stream_turn(self.llm, self.turn, call.params, call.interruption, **call.request)
+        return stream_turn(self.llm, self.turn, call.params, call.interruption, whole=whole, **call.request)
 
-    def adeltas(self) -> AsyncGenerator[TurnDelta, None]:
+    def adeltas(self, *, whole: bool = False) -> AsyncGenerator[TurnDelta, None]:
         call = self.call
-        return astream_turn(self.llm, self.turn, call.params, call.interruption, **call.request)
-
-    def read(self, output: pagedlc.RequestOutput) -> Answer:
-        """The answer that was handed over in one piece."""
-        for completion in output.outputs:
-            reader = self.turn.reader(self.call.params)
-            events = reader.read_output(completion)
-            self.collector.add(TurnDelta(_as_chunk(output, completion), events, reader.message))
-        return self.collector.whole()
-
-
-def _as_chunk(output: pagedlc.RequestOutput, completion: pagedlc.CompletionOutput) -> pagedlc.CompletionChunk:
-    return pagedlc.CompletionChunk(
-        request_id=output.request_id,
-        index=completion.index,
-        text=completion.text,
-        token_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        stop_reason=completion.stop_reason,
-        num_prompt_tokens=len(output.prompt_token_ids),
-        num_cached_tokens=output.num_cached_tokens,
-        num_generated_tokens=len(completion.token_ids),
-        timings=output.timings,
-    )
+        return astream_turn(self.llm, self.turn, call.params, call.interruption, whole=whole, **call.request)
 
 
 def _ask(llm: pagedlc.LLM, call: Call) -> _Asked:
@@ -113,9 +76,7 @@ def prompt_token_ids(llm: pagedlc.LLM, call: Call) -> list[int]:
 def answer(llm: pagedlc.LLM, call: Call) -> Answer:
     """Wait for the whole answer."""
     asked = _ask(llm, call)
-    if asked.unwatched:
-        return asked.read(llm.generate([asked.prompt], asked.params, use_tqdm=False, **call.request)[0])
-    with closing(asked.deltas()) as deltas:
+    with closing(asked.deltas(whole=True)) as deltas:
         for delta in deltas:
             asked.collector.add(delta)
     return asked.collector.whole()
@@ -125,9 +86,7 @@ async def aanswer(llm: pagedlc.LLM, call: Call) -> Answer:
     """Await the whole answer; cancelling the task ends the request."""
     # In a thread: rendering takes a while for long conversations, and reading the tokenizer the first time.
     asked = await asyncio.to_thread(_ask, llm, call)
-    if asked.unwatched:
-        return asked.read((await llm.agenerate([asked.prompt], asked.params, **call.request))[0])
-    async with aclosing(asked.adeltas()) as deltas:
+    async with aclosing(asked.adeltas(whole=True)) as deltas:
         async for delta in deltas:
             asked.collector.add(delta)
     return asked.collector.whole()
