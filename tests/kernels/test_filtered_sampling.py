@@ -88,6 +88,13 @@ def test_the_likeliest_token_is_always_kept(device: torch.device) -> None:
         assert torch.equal(check(logits * 1000, *filters), logits.argmax(-1))
 
 
+def test_a_top_p_that_float32_does_not_tell_from_0(device: torch.device) -> None:
+    logits = torch.zeros(2, 5000, device=device)
+    logits[1, 7::400] = 2.0  # the likeliest is one of several, in different blocks
+    tokens = check(logits, 0.0, 1e-50, 0.0)
+    assert logits[1, tokens[1]] == 2.0
+
+
 def test_forbidden_tokens(device: torch.device) -> None:
     logits = torch.full((4, 2500), float("-inf"), device=device)
     logits[0, 2499] = -3.0

@@ -261,7 +261,8 @@ def pick_filtered_kernel(
                                 ),
                                 0,
                             )
-                        wanted = top_p * mass
+                        # At least something, for a top_p that float32 does not tell from 0: the likeliest weighs 1.
+                        wanted = tl.maximum(top_p * mass, 1e-30)
                         # All tokens of less than this together are not what top_p drops.
                         low = tl.maximum(low, highest + tl.log2((1.0 - top_p) * mass / vocab_size) - 0.01)
                     above = 0.0
