@@ -9,12 +9,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
 from pagedlc_engine.errors import ConfigError
+from pagedlc_engine.kernels.compile_lock import alone_in
 
 __all__ = ["LOG2_E", "compile_ahead", "dot_precision", "interpreted", "launch_options"]
 
@@ -72,7 +74,8 @@ def compile_ahead(launch: Callable[[], None], device: torch.device) -> int:
         ConfigError: A kernel could not be compiled.
     """
     noting = _note(launch)
-    with ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1), "pagedlc-compile") as pool:
+    workers = min(_MOST_COMPILERS, os.cpu_count() or 1)
+    with alone_in(Path(triton.knobs.cache.dir)), ThreadPoolExecutor(workers, "pagedlc-compile") as pool:
         compiled = [pool.submit(_compile, *variant, device) for variant in noting.variants.values()]
         try:
             for each in compiled:
