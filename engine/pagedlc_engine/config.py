@@ -72,7 +72,7 @@ class EngineConfig(BaseModel):
     load_format: LoadFormat = "auto"
     device: str = "auto"
     dtype: DType = "auto"
-    quantization: Literal["auto", "fp16", "int8"] | None = "auto"
+    quantization: Literal["auto", "fp16", "int8", "none"] | None = "auto"
     block_size: int | None = None
     num_blocks: int | None = Field(default=None, ge=2)
     kv_cache_memory_bytes: int | None = Field(default=None, gt=0)
@@ -96,7 +96,7 @@ class EngineConfig(BaseModel):
             raise ValueError("must be 'auto', 'cpu', 'cuda', or 'cuda:' and the number of a GPU")
         return value
 
-    @field_validator("quantization", mode="before")
+    @field_validator("quantization")
     @classmethod
     def _none_as_a_word(cls, value: Any) -> Any:
         return None if value == "none" else value

@@ -47,7 +47,7 @@ def _parameter(name: str, text: str) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
     # `--x/--no-x` only for plain booleans; everything is None unless given.
     declaration = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag
-    option_type = _option_type(field.annotation, field.default)
+    option_type = _option_type(field.annotation)
     text = re.sub(r"(?<!Python )\bNone\b", NONE if NONE in str(option_type) else "Left out", text)
     if field.default is not None:
         shown = {True: "on", False: "off"}[field.default] if field.annotation is bool else field.default
@@ -59,14 +59,12 @@ def _parameter(name: str, text: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _option_type(annotation: Any, default: Any) -> Any:
-    """The type on the command line: never required, and with the choice ``none`` where None is not the default."""
+def _option_type(annotation: Any) -> Any:
+    """The type on the command line: never required."""
     parts = [part for part in _members(annotation) if part is not type(None)]
     literals = [value for part in parts if typing.get_origin(part) is Literal for value in typing.get_args(part)]
     if not literals:
         return (str if _is_list(annotation) else parts[0]) | None
-    if len(parts) < len(_members(annotation)) and default is not None:
-        literals.append(NONE)
     return Literal[tuple(literals)] | None
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pagedlc.cli.app import run
 from pagedlc.cli.options import option_help, with_engine_options
 from pagedlc_engine.config import EngineConfig
-from pagedlc_engine.errors import ModelLoadError
+from pagedlc_engine.errors import ConfigError, ModelLoadError
 
 ENGINE_OPTIONS = [name for name in EngineConfig.model_fields if name != "model"]
 
@@ -63,6 +63,11 @@ def test_no_quantization_has_one_name_everywhere(written: str | None) -> None:
     assert config == EngineConfig.create(model=".", **engine_options("--quantization", "none"))
     assert config == EngineConfig.create(model=".", **yaml.safe_load(f"quantization: {written or 'null'}"))
     assert config.quantization is None
+
+
+def test_another_spelling_is_told_the_name() -> None:
+    with pytest.raises(ConfigError, match=r"or 'none' \(got 'None'\)"):
+        EngineConfig.create(model=".", **yaml.safe_load("quantization: None"))  # which is text in YAML
 
 
 def test_lists_are_written_with_commas() -> None:
