@@ -192,7 +192,8 @@ class EngineClient:
         self._vocab_size = info.vocab_size
         self.block_size = info.block_size
         self._chains = LatestChains(info.block_size) if info.enable_prefix_caching else None
-        self._lock = threading.Lock()
+        # Reentrant, as a signal may interrupt whoever holds it with a handler that closes the engine.
+        self._lock = threading.RLock()
         # The engine gets names of the client's making: a caller may use a name again while the engine is still busy
         # giving up its last request of that name.
         self._keys: dict[str, str] = {}
@@ -230,7 +231,9 @@ class EngineClient:
         hashes = [self._block_hashes(request) for request in checked]
         with self._lock:
             self._check_alive()
-            return [self._send(*pair, mailbox) for pair in zip(checked, hashes, strict=True)]
+            handles = [self._send(*pair, mailbox) for pair in zip(checked, hashes, strict=True)]
+            self._check_alive()
+        return handles
 
     def _check(self, request: Request) -> Request:
         request = replace(request, prompt_token_ids=token_array(request.prompt_token_ids))
@@ -309,6 +312,7 @@ class EngineClient:
             query_id = next(self._query_ids)
             self._queries[query_id] = answer
             self._host.send(CountCached(query_id, hashes))
+            self._check_alive()
         return min(answer.result() * self.block_size, len(request.prompt_token_ids) - 1)
 
     def _block_hashes(self, request: Request) -> tuple[bytes, ...]:

@@ -22,6 +22,7 @@ from pagedlc import (
     PromptTooLongError,
 )
 from pagedlc_engine.client import Mailbox, RequestHandle
+from pagedlc_engine.messages import Command
 from pagedlc_engine.request import Request
 
 
@@ -144,6 +145,35 @@ def test_closing_the_engine_ends_running_requests_with_an_error(llm: LLM) -> Non
         list(stream)
     with pytest.raises(EngineClosedError, match="closed"):
         llm.generate([[1]])
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_closing_the_engine_in_the_middle_of_a_call_ends_the_call(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """As a handler of a signal may do, on the very thread that is handing requests over."""
+    client = llm.load()._client
+    assert client is not None
+    send = client._host.send
+
+    def interrupted(command: Command) -> None:
+        if before:
+            send(command)
+        llm.close()
+        if not before:
+            send(command)
+
+    monkeypatch.setattr(client._host, "send", interrupted)
+    with pytest.raises(EngineClosedError):
+        llm.generate([[1, 2], [3, 4]], params(4))
+
+
+def test_closing_the_engine_while_the_cache_is_looked_at_ends_that(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = llm.load()._client
+    assert client is not None
+    monkeypatch.setattr(client._host, "send", lambda command: llm.close())
+    with pytest.raises(EngineClosedError):
+        llm.explain_prefix([1, 2])
 
 
 def test_a_second_engine_works_after_the_first_is_closed(tmp_path: Path) -> None:
