@@ -51,13 +51,20 @@ def load_documents(path: str | Path) -> list[Document]:
     Raises:
         DocumentError: The path does not exist, holds no readable text, or is of another type.
     """
-    path = Path(path).expanduser()
-    if not path.exists():
+    try:
+        path = Path(path).expanduser()
+        is_file, is_folder, exists = path.is_file(), path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # no such user, a name too long, a folder that may not be looked into
+        raise DocumentError(f"Cannot read {path}: {error}.") from None
+    if not exists:
         raise DocumentError(f"No such file or folder: {path}")
     if not os.access(path, os.R_OK):
         raise DocumentError(f"{path} may not be read.")
-    if not path.is_dir():
+    if is_file:
         return _read_file(path, path.name)
+    if not is_folder:
+        # A pipe that nobody writes to, or a device without an end.
+        raise DocumentError(f"{path} is neither a file nor a folder.")
     documents: list[Document] = []
     problems: list[str] = []
     others: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def test_a_single_file_is_called_by_its_name(tmp_path: Path) -> None:
 def test_missing_path(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"No such file or folder: .*nowhere"):
         load_documents(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "x" * 300])
+def test_a_path_that_cannot_be_looked_up(path: str) -> None:
+    with pytest.raises(DocumentError, match="Cannot read"):
+        load_documents(path)
+
+
+def test_what_is_neither_file_nor_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DocumentError, match=r"pipe\.txt is neither a file nor a folder"):
+        load_documents(tmp_path / "pipe.txt")
 
 
 def test_empty_folder_names_what_was_looked_for(tmp_path: Path) -> None:
