@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from pagedlc.outputs import CompletionChunk, CompletionOutput, RequestOutput, Timings
@@ -24,6 +25,7 @@ from pagedlc_engine.request import Logprob, SamplingParams
 from pagedlc_engine.stats import EngineStats
 
 if TYPE_CHECKING:
+    from pagedlc.documents import DocumentError
     from pagedlc.llm import LLM
     from pagedlc.registry import shared_llm
 
@@ -32,6 +34,7 @@ __all__ = [
     "CompletionChunk",
     "CompletionOutput",
     "ConfigError",
+    "DocumentError",
     "EngineClosedError",
     "EngineConfig",
     "EngineDeadError",
@@ -51,10 +54,12 @@ __all__ = [
     "shared_llm",
 ]
 
-_ON_DEMAND = {"LLM": "pagedlc.llm", "shared_llm": "pagedlc.registry"}
+_ON_DEMAND = {"LLM": "pagedlc.llm", "shared_llm": "pagedlc.registry", "DocumentError": "pagedlc.documents"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("pagedlc")
     # These import torch, which takes seconds: a command's --help and a wrong option need not wait for it.
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,6 +26,7 @@ from pagedlc import LLM, registry
 from pagedlc.chat import ChatTemplate
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.attention.base import AttentionBatch
+from pagedlc_engine.device import max_num_seqs
 from pagedlc_engine.engine import Engine
 from pagedlc_engine.grammar import GrammarCompiler, TokenVocabulary
 from pagedlc_engine.hosts import EngineHost
@@ -122,7 +123,7 @@ class ScriptedLLM(LLM):
         backend = _TokenStore(config.num_blocks * size, size)
         cache = KVCacheManager(BlockPool(config.num_blocks), size, config.enable_prefix_caching)
         budget = config.max_num_batched_tokens or 512
-        scheduler = Scheduler(cache, config.max_num_seqs, budget, self._max_model_len)
+        scheduler = Scheduler(cache, max_num_seqs(config, torch.device("cpu")), budget, self._max_model_len)
         runner = _ScriptedRunner(decoder, backend, Sampler(spec.vocab_size, decoder.device), cache)  # type: ignore[arg-type]
         grammars = GrammarCompiler(partial(_vocabulary, self.tokenizer, spec.vocab_size))
         return EngineThread(Engine(scheduler, runner, config.seed, self._run_ahead, grammars))

@@ -45,7 +45,8 @@ class EngineConfig(BaseModel):
             GPU what ``gpu_memory_utilization`` leaves.
         gpu_memory_utilization: Fraction of the whole card this engine may bring into use.
         max_model_len: Longest prompt plus answer in tokens. ``None`` takes the model's own limit.
-        max_num_seqs: Most requests running at once; can be changed while the engine runs.
+        max_num_seqs: Most requests running at once; can be changed while the engine runs. ``None`` takes 64 on a
+            CPU and 256 on a GPU.
         max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks.
             ``None`` takes 512 on a CPU and 8,192 on a GPU with 70 GiB or more, where fewer and longer steps are
             quicker; on a smaller GPU 2,048.
@@ -78,7 +79,7 @@ class EngineConfig(BaseModel):
     kv_cache_memory_bytes: int | None = Field(default=None, gt=0)
     gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=1.0)
     max_model_len: int | None = Field(default=None, ge=1)
-    max_num_seqs: int = Field(default=64, ge=1)
+    max_num_seqs: int | None = Field(default=None, ge=1)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     max_num_batched_tokens_while_streaming: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool = True
@@ -143,7 +144,7 @@ def validation_message(kind: str, error: ValidationError) -> str:
     """One readable sentence per problem of a pydantic error."""
     parts = []
     for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"]) or kind
+        name = ".".join(str(part) for part in problem["loc"])
         text = problem["msg"].removeprefix("Value error, ")
-        parts.append(f"{name}: {text} (got {_shown(problem['input'])})")
+        parts.append(f"{name}: {text} (got {_shown(problem['input'])})" if name else text)
     return f"Invalid {kind}: " + "; ".join(parts)

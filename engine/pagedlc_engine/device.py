@@ -17,7 +17,7 @@ from pagedlc_engine.errors import ConfigError, OutOfMemoryError
 from pagedlc_engine.model import ModelSpec, half_available, int8_available
 from pagedlc_engine.native import Library, NativeAttention, load_library, unsupported
 
-__all__ = ["Placement", "kv_block_size", "num_kv_blocks", "on_device", "place", "with_current_gpu"]
+__all__ = ["Placement", "kv_block_size", "max_num_seqs", "num_kv_blocks", "on_device", "place", "with_current_gpu"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ GIB = 1 << 30
 CPU_CACHE_SHARE = 0.25
 CPU_CACHE_LIMIT = 2 * GIB
 CPU_STEP_TOKENS = 512
+CPU_MAX_NUM_SEQS = 64
+GPU_MAX_NUM_SEQS = 256
 #: Products of a step with prompt tokens: some 25 to 30 ms of an H200's matrix units; and its most tokens, because
 #: attention over a long context comes on top.
 GPU_STEP_FLOPS = 2e13
@@ -208,6 +210,11 @@ def _attention(config: EngineConfig, device: torch.device) -> type[AttentionBack
     return TritonAttention
 
 
+def max_num_seqs(config: EngineConfig, device: torch.device) -> int:
+    """Requests that may run at once: what was asked for, or what the device is good for."""
+    return config.max_num_seqs or (GPU_MAX_NUM_SEQS if device.type == "cuda" else CPU_MAX_NUM_SEQS)
+
+
 def num_kv_blocks(
     config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, available: int | None = None
 ) -> int:
@@ -225,7 +232,7 @@ def num_kv_blocks(
         ConfigError: The cache would be too small for one request of ``max_model_len`` that was asked for.
     """
     per_block = kv_bytes_per_block(spec, placement.block_size, placement.dtype)
-    enough = config.max_num_seqs * -(-max_model_len // placement.block_size) + 1
+    enough = max_num_seqs(config, placement.device) * -(-max_model_len // placement.block_size) + 1
     if config.num_blocks is not None:
         blocks = config.num_blocks
     elif config.kv_cache_memory_bytes is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from pagedlc_engine.config import EngineConfig
-from pagedlc_engine.device import Placement, num_kv_blocks, on_device, place
+from pagedlc_engine.device import Placement, max_num_seqs, num_kv_blocks, on_device, place
 from pagedlc_engine.errors import ConfigError, InvalidRequestError, OutOfMemoryError, PagedLCError, without_frames
 from pagedlc_engine.grammar import GrammarCompiler, TokenVocabulary
 from pagedlc_engine.grammar.waiting import GrammarQueue, WaitingForGrammar
@@ -239,7 +239,7 @@ def build_engine(
         runner, cache = make(config, placement, spec, max_model_len, progress)
     scheduler = Scheduler(
         cache,
-        config.max_num_seqs,
+        max_num_seqs(config, placement.device),
         placement.max_num_batched_tokens,
         max_model_len,
         placement.max_num_batched_tokens_while_streaming,

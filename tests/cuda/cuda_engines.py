@@ -11,7 +11,7 @@ from pagedlc_engine.attention.torch_backend import TorchAttention
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.cuda.build import build_cuda_runner
 from pagedlc_engine.cuda.memory import MemoryBudget
-from pagedlc_engine.device import Placement
+from pagedlc_engine.device import Placement, max_num_seqs
 from pagedlc_engine.engine import Engine
 from pagedlc_engine.kv.block_pool import BlockPool
 from pagedlc_engine.kv.manager import KVCacheManager
@@ -47,7 +47,7 @@ def make_engine(
         runner = ModelRunner(decoder, backend, Sampler(spec.vocab_size, device), cache)
     else:
         runner, cache = build_cuda_runner(config, placement, decoder, max_model_len, budget)
-    scheduler = Scheduler(cache, config.max_num_seqs, placement.max_num_batched_tokens, max_model_len)
+    scheduler = Scheduler(cache, max_num_seqs(config, device), placement.max_num_batched_tokens, max_model_len)
     return Engine(scheduler, runner, seed=1, run_ahead=0 if plain else run_ahead)
 
 

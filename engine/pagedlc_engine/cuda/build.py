@@ -15,7 +15,7 @@ from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.cuda.fused_decoder import FusedDecoder
 from pagedlc_engine.cuda.memory import MemoryBudget
 from pagedlc_engine.cuda.runner import CudaRunner
-from pagedlc_engine.device import Placement, num_kv_blocks
+from pagedlc_engine.device import Placement, max_num_seqs, num_kv_blocks
 from pagedlc_engine.errors import OutOfMemoryError
 from pagedlc_engine.kernels.logprobs import measure_tokens
 from pagedlc_engine.kernels.sampler_stages import forbid_tokens, penalise_tokens, record_tokens
@@ -65,7 +65,7 @@ def build_cuda_runner(
             device,
             SamplerKernels(sample_tokens, forbid_tokens, penalise_tokens, record_tokens, measure_tokens),
         ),
-        config.max_num_seqs,
+        max_num_seqs(config, device),
         placement.max_num_batched_tokens,
         max_model_len,
         use_graphs=device.type == "cuda" and not config.enforce_eager,
