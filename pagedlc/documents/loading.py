@@ -55,7 +55,8 @@ def load_documents(path: str | Path) -> list[Document]:
         path = Path(path).expanduser()
         is_file, is_folder, exists = path.is_file(), path.is_dir(), path.exists()
     except (OSError, RuntimeError) as error:  # no such user, a name too long, a folder that may not be looked into
-        raise DocumentError(f"Cannot read {path}: {error}.") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise DocumentError(f"Cannot read {path}: {reason}.") from None
     if not exists:
         raise DocumentError(f"No such file or folder: {path}")
     if not os.access(path, os.R_OK):
@@ -134,7 +135,7 @@ def _read_pdf(file: Path, name: str) -> list[Document]:
         reader = pypdf.PdfReader(file)
         if reader.is_encrypted and not reader.decrypt(""):
             raise DocumentError(f"Cannot read {name}: the PDF is protected by a password.")
-        texts = [page.extract_text() for page in reader.pages]
+        texts = [_whole_characters(page.extract_text()) for page in reader.pages]
     except DocumentError:
         raise
     # pypdf raises many kinds of errors on damaged files: its own, KeyError, ValueError, struct.error …
@@ -144,3 +145,9 @@ def _read_pdf(file: Path, name: str) -> list[Document]:
     if not pages:
         raise DocumentError(f"Cannot read {name}: its pages hold no text. Scanned pages need OCR first.")
     return pages
+
+
+def _whole_characters(text: str) -> str:
+    """Halves of surrogate pairs, which a PDF's fonts may name, put together; one alone, which no tokenizer takes, is
+    replaced."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -161,9 +161,13 @@ class DocumentQA:
 
 
 def check_question(question: str) -> None:
-    """Raise :class:`InvalidRequestError` if there is nothing in a question."""
+    """Raise :class:`InvalidRequestError` if there is nothing in a question, or something that is no text."""
     if not question.strip():
         raise InvalidRequestError("The question is empty.")
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError("The question is not valid Unicode: it holds half of a surrogate pair.") from None
 
 
 def _num_weights(spec: ModelSpec) -> int:

@@ -109,6 +109,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], words: str,
         (["ask", "note.txt", "why?", "--block-size", "17"], 2, "block_size: must be 16, 32 or 64"),
         (["ask", "note.txt", "why?", "--model", "./no-model"], 1, "no-model"),
         (["ask", "note.txt", " "], 2, "The question is empty."),
+        (["ask", "note.txt", "Gr\udcfc\udcdfe?"], 2, "The question is not valid Unicode"),
         (["chat", "--model", "note.txt"], 1, "note.txt"),
     ],
 )
