@@ -62,7 +62,7 @@ def load_documents(path: str | Path) -> list[Document]:
     if not os.access(path, os.R_OK):
         raise DocumentError(f"{path} may not be read.")
     if is_file:
-        return _read_file(path, path.name)
+        return _read_file(path, _printable(path.name))
     if not is_folder:
         # A pipe that nobody writes to, or a device without an end.
         raise DocumentError(f"{path} is neither a file nor a folder.")
@@ -106,7 +106,12 @@ def _visible_files(folder: Path) -> Iterator[tuple[Path, str]]:
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
         if file.is_file() and not any(part.startswith(".") for part in name.parts):
-            yield file, name.as_posix()
+            yield file, _printable(name.as_posix())
+
+
+def _printable(name: str) -> str:
+    """A file's name, without bytes of another encoding: these could neither be printed nor stored."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _listed(items: Sequence[str], separator: str) -> str:

@@ -37,6 +37,16 @@ def test_a_single_file_is_called_by_its_name(tmp_path: Path) -> None:
     assert load_documents(str(file)) == [Document("note.txt", "Größe: 5 µm")]
 
 
+def test_a_name_in_another_encoding_can_be_printed(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"gr\xfc\xdfe.txt")
+    try:
+        file.write_text("Hello")
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    expected = [Document("gr\ufffd\ufffde.txt", "Hello")]
+    assert load_documents(file) == load_documents(tmp_path) == expected
+
+
 def test_missing_path(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"No such file or folder: .*nowhere"):
         load_documents(tmp_path / "nowhere")
