@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts.default_prompts import DEFAULT_TEXT_QA_PROMPT
 from pydantic import ValidationError
 
 from llama_index.llms.pagedlc import Vllm
@@ -147,6 +149,24 @@ def test_metadata(make: Any) -> None:
     assert not make(engine={"has_template": False})[0].metadata.is_chat_model
     assert not make(is_chat_model=False)[0].metadata.is_chat_model
     assert Vllm.class_name() == "Vllm"
+
+
+@pytest.mark.parametrize(
+    ("options", "reserved"),
+    [
+        ({}, 256),
+        ({"max_new_tokens": None}, 256),
+        ({"max_new_tokens": 64}, 64),
+        ({"max_new_tokens": 300}, 300),
+        ({"max_new_tokens": 2000}, 256),
+    ],
+)
+def test_a_short_context_has_room_for_prompt_and_answer(options: dict[str, Any], reserved: int) -> None:
+    llm = Vllm(model="smollm2", max_model_len=512, **options)
+    assert llm.metadata.num_output == reserved
+    helper = PromptHelper.from_llm_metadata(llm.metadata, tokenizer=llm.tokenize)
+    (chunk,) = helper.repack(DEFAULT_TEXT_QA_PROMPT, ["The ferry leaves at nine."])
+    assert chunk == "The ferry leaves at nine."
 
 
 def test_tokenize_counts_the_model_s_tokens_only(make: Any) -> None:

@@ -158,9 +158,10 @@ class Vllm(EngineBackedLLM):
     @property
     def metadata(self) -> LLMMetadata:
         """What LlamaIndex wants to know about the model; ``context_window`` and ``num_output`` in tokens."""
+        window = self.llm.max_model_len
         return LLMMetadata(
-            context_window=self.llm.max_model_len,
-            num_output=self.max_new_tokens or DEFAULT_NUM_OUTPUTS,
+            context_window=window,
+            num_output=self._reserved(window),
             is_chat_model=self._chats,
             is_function_calling_model=self._calls_tools,
             model_name=self.llm.model_name,
@@ -257,6 +258,14 @@ class Vllm(EngineBackedLLM):
         if self.is_function_calling_model is None:
             return self._templated and self.llm.chat_template.available
         return self.is_function_calling_model
+
+    def _reserved(self, window: int) -> int:
+        """Tokens of the context that LlamaIndex keeps free of the prompt, for the answer."""
+        wanted = self.max_new_tokens or DEFAULT_NUM_OUTPUTS
+        chosen = self.max_new_tokens not in (None, type(self).model_fields["max_new_tokens"].default)
+        # The engine reserves nothing: an answer may be as long as the context has room. Only a length that somebody
+        # chose, and that fits, is worth more than half of it.
+        return wanted if chosen and wanted < window else min(wanted, window // 2)
 
     def _chat_call(self, messages: Sequence[ChatMessage], kwargs: Mapping[str, Any]) -> Call:
         checked = [ChatMessage.model_validate(message) for message in messages]
