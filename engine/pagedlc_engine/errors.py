@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import traceback
+from typing import Final
 
 __all__ = [
+    "MAKE_ANEW",
     "ConfigError",
     "EngineClosedError",
     "EngineDeadError",
@@ -62,8 +64,12 @@ class EngineClosedError(PagedLCError, RuntimeError):
     """The engine was closed before or while the request ran."""
 
 
+#: What to do about a dead engine, in the terms of those who have none in their hands.
+MAKE_ANEW: Final = "Make a new LLM (or VLLMChat, VLLM, Vllm): it starts another engine."
+
+
 class EngineDeadError(PagedLCError, RuntimeError):
-    """The engine's loop ended by an error that was nobody's request; make a new engine."""
+    """The engine's loop ended by an error that was nobody's request; whatever used it has to be made anew."""
 
 
 def own_copy(error: PagedLCError) -> PagedLCError:

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 
 from pagedlc_engine.device import on_device
 from pagedlc_engine.engine import Engine, failed_delta
-from pagedlc_engine.errors import EngineDeadError, PagedLCError, without_frames
+from pagedlc_engine.errors import MAKE_ANEW, EngineDeadError, PagedLCError, without_frames
 from pagedlc_engine.messages import (
     Abort,
     Command,
@@ -104,7 +104,7 @@ def _step_until_told(engine: Engine, inbox: Inbox, deliver: Deliver) -> None:
                 return
     except Exception as error:
         logger.exception("The engine's loop failed.")
-        died = EngineDeadError(f"The engine failed and cannot go on: {type(error).__name__}: {error}")
+        died = EngineDeadError(f"The engine failed and cannot go on: {type(error).__name__}: {error}\n{MAKE_ANEW}")
         died.__cause__ = without_frames(error)
         deliver(Output([], died=died))
     finally:

@@ -157,7 +157,7 @@ def test_a_dead_engine_is_not_shared_any_further(tmp_path: Path, monkeypatch: py
     assert registry.get(path, **options) is first
     with monkeypatch.context() as broken:
         broken.setattr(Scheduler, "schedule", lambda self: 1 / 0)
-        with pytest.raises(EngineDeadError):
+        with pytest.raises(EngineDeadError, match=r"Make a new LLM \(or VLLMChat"):
             first.generate([[1]])
     second = registry.get(path, **options)
     assert second is not first

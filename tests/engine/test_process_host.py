@@ -245,6 +245,7 @@ def test_a_killed_process_fails_its_requests_and_later_ones(own: tuple[LLM, int]
     os.kill(pid, number)
     with pytest.raises(EngineDeadError, match=f"was killed by {number.name}") as caught:
         list(stream)
+    assert "Make a new LLM (or VLLMChat" in str(caught.value)
     if number == signal.SIGSEGV:
         assert "Fatal Python error" in str(caught.value)
     with pytest.raises(EngineDeadError, match=number.name):

@@ -18,7 +18,7 @@ from typing import IO, Any
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.device import with_current_gpu
 from pagedlc_engine.engine import Progress
-from pagedlc_engine.errors import ConfigError, EngineDeadError, PagedLCError
+from pagedlc_engine.errors import MAKE_ANEW, ConfigError, EngineDeadError, PagedLCError
 from pagedlc_engine.messages import Command, Deliver, EngineInfo, Output, Submit
 from pagedlc_engine.model import ModelSpec
 from pagedlc_engine.process.channel import Channel
@@ -166,7 +166,7 @@ class EngineProcess:
     def _report_death(self, how: str, output: IO[bytes]) -> None:
         words = _last_words(output)
         self._news.put(LoadFailed(EngineDeadError(f"The engine's process {how} while it loaded.{words}")))
-        self._death = Output([], died=EngineDeadError(f"The engine's process {how}; make a new engine.{words}"))
+        self._death = Output([], died=EngineDeadError(f"The engine's process {how}. {MAKE_ANEW}{words}"))
         self._deliver(self._death)
 
 
