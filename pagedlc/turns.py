@@ -43,11 +43,16 @@ class Interruption:
     barge_in: bool = False
 
     def check(self, params: SamplingParams) -> None:
-        """See whether these go together.
+        """See whether these can be used, and go together.
 
         Raises:
             InvalidRequestError: They do not.
         """
+        if self.stop_when is not None and not callable(self.stop_when):
+            raise InvalidRequestError(
+                "stop_when must be a function that takes the text so far and returns whether to end the answer, "
+                f"not {self.stop_when!r}; texts at which to end go into stop."
+            )
         if self.stop_when is not None and params.n > 1:
             raise InvalidRequestError(f"stop_when watches one answer, and n={params.n} asks for more: use n=1.")
 

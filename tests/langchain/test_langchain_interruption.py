@@ -209,3 +209,5 @@ def test_options_that_do_not_go_together(scripted_llm: ScriptedFactory) -> None:
         chat.generate([[HumanMessage("Hi")]], stop_when=lambda text: True, n=2)
     with pytest.raises(InvalidRequestError, match="conversation_id"):
         chat.invoke("Hi", barge_in=True)
+    with pytest.raises(InvalidRequestError, match=r"stop_when must be a function .* not 'over'"):
+        chat.invoke("Hi", stop_when="over")

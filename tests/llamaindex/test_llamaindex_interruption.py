@@ -161,8 +161,12 @@ async def test_going_away_ends_the_generation(scripted: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"barge_in": True}, "conversation_id"), ({"stop_when": three_sentences, "n": 2}, "n=1")],
-    ids=["no-conversation", "several"],
+    [
+        ({"barge_in": True}, "conversation_id"),
+        ({"stop_when": three_sentences, "n": 2}, "n=1"),
+        ({"stop_when": "three"}, "stop_when must be a function"),
+    ],
+    ids=["no-conversation", "several", "no-function"],
 )
 def test_what_does_not_go_together(make: Any, options: dict[str, Any], says: str) -> None:
     llm, fake = make()
