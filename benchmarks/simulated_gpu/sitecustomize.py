@@ -2,7 +2,7 @@
 
 With this folder first on ``PYTHONPATH`` Python runs this file at its start, in engines' processes too. CPU engines then
 compute nothing: a step takes 100 µs of Python on the host, and as long as Qwen3-0.6B takes on an H200 on a device that
-works beside it. ``SIMULATED_MOST_AHEAD`` (15) is how far launches may run ahead.
+works beside it. ``SIMULATED_MOST_AHEAD`` (14) is how far launches may run ahead.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _simulate(engine: ModuleType) -> None:
         return SimulatedRunner(spec), KVCacheManager(BlockPool(config.num_blocks), config.block_size or 64, True)
 
     engine._plain_runner = make  # type: ignore[attr-defined]
-    most = int(os.environ.get("SIMULATED_MOST_AHEAD", "15"))
+    most = int(os.environ.get("SIMULATED_MOST_AHEAD", "14"))
     Placement.run_ahead = property(lambda self: 1)  # type: ignore[assignment, method-assign]
     Placement.most_ahead = property(lambda self: most)  # type: ignore[assignment, method-assign]
 

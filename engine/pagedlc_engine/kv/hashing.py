@@ -11,6 +11,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -68,7 +69,8 @@ class LatestChains:
         keys += _chain(keys[-1] if keys else root, data, same * stride, stride)
         self._known[begin] = data, keys
         if len(self._known) > self._capacity:
-            self._known.popitem(last=False)
+            with suppress(KeyError):  # other threads may have taken all the rest out meanwhile
+                self._known.popitem(last=False)
         return tuple(keys)
 
 
