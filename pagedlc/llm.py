@@ -64,6 +64,7 @@ class LLM(ServedModel):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
@@ -73,6 +74,7 @@ class LLM(ServedModel):
             prompts: One or more of: text, token ids (a list, an array or a tensor), ``{"prompt_token_ids": [...]}``.
             sampling_params: For all prompts, or one for each. ``None``: temperature 1 and up to 512 tokens.
             use_tqdm: Show a progress bar; ``None`` shows one for several prompts on a terminal.
+            request_id: Names the request of a single prompt for :meth:`abort`.
             priority: Smaller runs first.
             cache_salt: Share cached prefixes only with requests of the same salt.
 
@@ -82,7 +84,7 @@ class LLM(ServedModel):
         Raises:
             InvalidRequestError: A prompt or parameter is invalid; nothing has been generated then.
         """
-        requests = self._prepare(as_prompts(prompts), sampling_params, priority, cache_salt)
+        requests = self._prepare(as_prompts(prompts), sampling_params, priority, cache_salt, request_id)
         return self._run(requests, use_tqdm)
 
     async def agenerate(
@@ -299,12 +301,15 @@ class LLM(ServedModel):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int,
         cache_salt: str | None,
+        request_id: str | None = None,
     ) -> list[PreparedRequest]:
+        if request_id is not None and len(prompts) != 1:
+            raise InvalidRequestError(f"request_id names one request, and there are {len(prompts)} prompts.")
         params = pair_params(sampling_params, len(prompts))
         prepared = []
         for position, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
             try:
-                prepared.append(self._prepare_one(prompt, chosen, None, priority, cache_salt))
+                prepared.append(self._prepare_one(prompt, chosen, request_id, priority, cache_salt))
             except InvalidRequestError as error:
                 if len(prompts) == 1:
                     raise
@@ -327,6 +332,8 @@ class LLM(ServedModel):
         show = self._use_tqdm if use_tqdm is None else use_tqdm
         show = False if show is None and len(requests) == 1 else show
         try:
+            for item in requests:
+                self.running.submitted(item.request.request_id)
             if show is False:  # a bar costs time even where it is not shown
                 while deltas := batch.mailbox.take():
                     batch.read(deltas)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import Callbacks
@@ -12,9 +14,8 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatResult, LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ContextThreadPoolExecutor
 
-from langchain_pagedlc._batching import MAX_THREADS, admit_all
+from langchain_pagedlc._batching import MAX_THREADS, Batch, admit_all, invoke_all, invoke_as_completed
 from langchain_pagedlc._runs import run_of, running_in, with_run_id
 
 __all__ = ["ManyRunsChat"]
@@ -58,6 +59,10 @@ class ManyRunsChat(BaseChatModel):
             async for chunk in chunks:
                 yield chunk
 
+    @abstractmethod
+    def interrupt(self, name: str | uuid.UUID) -> int:
+        """End answers by a name; returns how many there were."""
+
     def _generate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
         with running_in(run_of(kwargs.get("run_manager"))):
             return super()._generate_with_cache(*args, **kwargs)
@@ -90,9 +95,9 @@ class ManyRunsChat(BaseChatModel):
         if len(messages) < 2:
             return super().generate(messages, stop, callbacks, run_id=run_id, **kwargs)
         run_ids = [run_id, *[None] * (len(messages) - 1)]
-        with ContextThreadPoolExecutor(max_workers=min(len(messages), MAX_THREADS)) as threads:
+        with Batch(min(len(messages), MAX_THREADS), self.interrupt) as batch:
             futures = [
-                threads.submit(super(ManyRunsChat, self).generate, [each], stop, callbacks, run_id=id_, **kwargs)
+                batch.submit(super(ManyRunsChat, self).generate, [each], stop, callbacks, run_id=id_, **kwargs)
                 for each, id_ in zip(messages, run_ids, strict=True)
             ]
         results = [future.result() for future in futures]
@@ -110,11 +115,14 @@ class ManyRunsChat(BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        """Answer all ``inputs`` at once (or ``max_concurrency`` of them at a time, where the config sets it)."""
+        """Answer all ``inputs`` at once (or ``max_concurrency`` of them at a time, where the config sets it).
+
+        Ctrl-C ends them all.
+        """
         if not inputs:
             return []
         configs = admit_all(config, len(inputs))
-        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+        return invoke_all(partial(self.invoke, **kwargs), inputs, configs, return_exceptions, self.interrupt)
 
     def batch_as_completed(  # type: ignore[override]  # the overloads say no more than this signature
         self,
@@ -124,9 +132,11 @@ class ManyRunsChat(BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> Iterator[tuple[int, AIMessage | Exception]]:
-        """As :meth:`batch`, yielding index and answer of each input when it is done."""
+        """As :meth:`batch`, yielding index and answer of each input when it is done.
+
+        Closing the generator ends those that are not done.
+        """
         if inputs:
             configs = admit_all(config, len(inputs))
-            yield from super().batch_as_completed(  # type: ignore[call-overload]
-                inputs, configs, return_exceptions=return_exceptions, **kwargs
-            )
+            invoke = partial(self.invoke, **kwargs)
+            yield from invoke_as_completed(invoke, inputs, configs, return_exceptions, self.interrupt)

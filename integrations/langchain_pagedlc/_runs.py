@@ -13,10 +13,12 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.uuid import uuid7
 
+from langchain_pagedlc._batching import batch_name
+
 __all__ = ["Run", "run_of", "running_in", "with_run_id"]
 
-#: Ids of a run and of the run it is part of.
-Run = tuple[uuid.UUID | None, ...]
+#: Ids of a run and of the run it is part of, and the name of its batch.
+Run = tuple[uuid.UUID | str | None, ...]
 
 _current: ContextVar[Run] = ContextVar("pagedlc_langchain_run", default=())
 
@@ -33,7 +35,7 @@ def running_in(run: Run) -> Iterator[None]:
 
 def run_of(manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None) -> Run:
     """The run that an answer is about to begin in, as far as it is known."""
-    return _current.get() if manager is None else (manager.run_id, manager.parent_run_id)
+    return _current.get() if manager is None else (manager.run_id, manager.parent_run_id, batch_name())
 
 
 def with_run_id(config: RunnableConfig | None) -> tuple[RunnableConfig, Run]:

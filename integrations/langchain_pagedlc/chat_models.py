@@ -14,6 +14,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import Field
 
+from langchain_pagedlc._batching import check_wanted
 from langchain_pagedlc._call import CALL_OPTIONS, call_values, logprobs_wanted
 from langchain_pagedlc._engine import EngineBacked
 from langchain_pagedlc._many_runs import ManyRunsChat
@@ -227,6 +228,7 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
         with closing(call.stream(self.llm, to_chat_messages(messages), whole=True)) as deltas:
             for delta in deltas:
                 ChatAnswer.collect(answers, delta)
+        check_wanted()
         return call.describer.chat_result(answers)
 
     async def _agenerate(
@@ -256,6 +258,7 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
         with closing(call.stream(self.llm, to_chat_messages(messages))) as deltas:
             for delta in deltas:
                 yield from call.describer.chat_chunks(delta)
+        check_wanted()
 
     async def _astream(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import Any, ClassVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -12,7 +13,7 @@ from langchain_core.outputs import GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from langchain_pagedlc._batching import admit_all
+from langchain_pagedlc._batching import admit_all, batch_name, check_wanted, invoke_all, invoke_as_completed
 from langchain_pagedlc._call import CALL_OPTIONS, Call, call_values
 from langchain_pagedlc._engine import EngineBacked
 from langchain_pagedlc._results import Describer, says_something
@@ -99,7 +100,13 @@ class VLLM(EngineBacked, SamplingFields, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         call = self._call(stop, kwargs)
-        return call.describer.llm_result(self.llm.generate(prompts, call.params, **call.options))
+        name = batch_name()
+        if name is None:
+            return call.describer.llm_result(self.llm.generate(prompts, call.params, **call.options))
+        with self.llm.running.running(self.llm.abort, [name]) as answer:
+            outputs = self.llm.generate(prompts, call.params, request_id=answer.request_id, **call.options)
+        check_wanted()
+        return call.describer.llm_result(outputs)
 
     async def _agenerate(
         self,
@@ -157,14 +164,16 @@ class VLLM(EngineBacked, SamplingFields, BaseLLM):
     ) -> list[str]:
         """Complete all ``inputs`` at once (or ``max_concurrency`` of them at a time, where the config sets it).
 
-        With ``return_exceptions`` an input's error stands in its place and leaves the others alone.
+        With ``return_exceptions`` an input's error stands in its place and leaves the others alone. Ctrl-C ends
+        them all.
         """
         if not inputs:
             return []
         configs = get_config_list(config, len(inputs))
         if self._one_request_each(configs, return_exceptions):
             configs = admit_all(configs, len(inputs))
-            return Runnable.batch(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
+            invoke = partial(self.invoke, **kwargs)
+            return invoke_all(invoke, inputs, configs, return_exceptions, self.llm.interrupt)
         return super().batch(inputs, configs, **kwargs)
 
     async def abatch(
@@ -191,12 +200,14 @@ class VLLM(EngineBacked, SamplingFields, BaseLLM):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> Iterator[tuple[int, str | Exception]]:
-        """As :meth:`batch`, yielding index and answer of each input when it is done."""
+        """As :meth:`batch`, yielding index and answer of each input when it is done.
+
+        Closing the generator ends those that are not done.
+        """
         if inputs:
             configs = admit_all(config, len(inputs))
-            yield from super().batch_as_completed(  # type: ignore[call-overload]
-                inputs, configs, return_exceptions=return_exceptions, **kwargs
-            )
+            invoke = partial(self.invoke, **kwargs)
+            yield from invoke_as_completed(invoke, inputs, configs, return_exceptions, self.llm.interrupt)
 
     @staticmethod
     def _one_request_each(configs: list[RunnableConfig], return_exceptions: bool) -> bool:

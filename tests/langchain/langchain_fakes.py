@@ -128,6 +128,9 @@ class FakeLLM:
     def abort(self, request_id: str) -> None:
         self.engine.aborted.append(request_id)
 
+    def interrupt(self, name: str) -> int:
+        return self.running.interrupt(name)
+
     def generate(self, prompts: Any, params: SamplingParams, **options: Any) -> list[RequestOutput]:
         return self._all("generate", _listed(prompts), params, options)
 
