@@ -132,13 +132,20 @@ class ServedModel:
         if client is not None and not self._closed:
             return client
         with self._lock:
-            if self._closed:
-                raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
+            self._check_open()
             if self._client is None:
-                self._client = EngineClient(self._start_host())
-                if self._client.device == "cuda":
-                    heap.set_aside(self._client)
+                client = EngineClient(self._start_host())
+                if self._closed:  # by a signal's handler, while this thread loaded
+                    client.close()
+                self._check_open()
+                self._client = client
+                if client.device == "cuda":
+                    heap.set_aside(client)
             return self._client
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
 
     def _start_host(self) -> EngineHost:
         if self._needs_weights:

@@ -22,6 +22,7 @@ from pagedlc import (
     PromptTooLongError,
 )
 from pagedlc_engine.client import Mailbox, RequestHandle
+from pagedlc_engine.hosts import EngineHost
 from pagedlc_engine.messages import Command
 from pagedlc_engine.request import Request
 
@@ -166,6 +167,24 @@ def test_closing_the_engine_in_the_middle_of_a_call_ends_the_call(
     monkeypatch.setattr(client._host, "send", interrupted)
     with pytest.raises(EngineClosedError):
         llm.generate([[1, 2], [3, 4]], params(4))
+
+
+def test_closing_while_weights_load_leaves_no_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a handler of a signal may do, on the very thread that loads."""
+    start = llm._start_host
+    hosts: list[EngineHost] = []
+
+    def interrupted() -> EngineHost:
+        hosts.append(start())
+        llm.close()
+        return hosts[0]
+
+    monkeypatch.setattr(llm, "_start_host", interrupted)
+    with pytest.raises(EngineClosedError):
+        llm.load()
+    assert not hosts[0]._thread.is_alive()  # type: ignore[attr-defined]
+    with pytest.raises(EngineClosedError):
+        llm.load()
 
 
 def test_closing_the_engine_while_the_cache_is_looked_at_ends_that(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
