@@ -227,6 +227,8 @@ class EngineClient:
     def submit_all(self, requests: Sequence[Request], mailbox: Mailbox) -> list[RequestHandle]:
         """:meth:`submit` for requests that are read together. They reach the engine one right after the other, so that
         a step takes in as many as it can."""
+        # Before the lock, which another thread may have held when this process was forked.
+        _check_process(self._process)
         checked = [self._check(request) for request in requests]
         hashes = [self._block_hashes(request) for request in checked]
         with self._lock:
@@ -324,7 +326,8 @@ class EngineClient:
     def close(self) -> None:
         """End the engine and free its memory; unfinished requests get an :class:`EngineClosedError`."""
         self._stop()
-        self._end(EngineClosedError("The engine was closed before the request was finished."))
+        if os.getpid() == self._process:  # in a fork nobody waits for anything
+            self._end(EngineClosedError("The engine was closed before the request was finished."))
 
     def _check_alive(self) -> None:
         _check_process(self._process)

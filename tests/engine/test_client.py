@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import select
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,18 +228,35 @@ def test_an_engine_nobody_holds_gives_its_memory_back(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_gets_an_error_and_not_a_hang(llm: LLM) -> None:
-    llm.load()
+    client = llm.load()._client
+    assert client is not None
     read, write = os.pipe()
+    held, forked = threading.Event(), threading.Event()
+
+    def hand_over() -> None:
+        with client._lock:
+            held.set()
+            forked.wait()
+
+    other = threading.Thread(target=hand_over)
+    other.start()
+    held.wait()
     child = os.fork()
     if child == 0:
         try:
             llm.generate([[1]], params(2))
             os.write(write, b"answered")
         except EngineDeadError as error:
+            llm.close()
             os.write(write, str(error).encode())
         finally:
             os._exit(0)
+    forked.set()
+    other.join()
+    answered = select.select([read], [], [], 20)[0]
+    os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    assert answered
     assert b"forked" in os.read(read, 1000)
     os.close(read)
     os.close(write)
