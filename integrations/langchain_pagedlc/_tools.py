@@ -71,14 +71,15 @@ def sort_calls(calls: Sequence[AnswerCall]) -> tuple[list[ToolCall], list[Invali
         if arguments is not None:
             valid.append(ToolCall(name=call.name, args=arguments, id=call.id, type="tool_call"))
         else:
-            raw = call.arguments + cut_off_mark(call)
-            entry = InvalidToolCall(name=call.name, args=raw, id=call.id, error=call.error, type="invalid_tool_call")
+            entry = InvalidToolCall(
+                name=call.name, args=call.arguments, id=call.id, error=call.error, type="invalid_tool_call"
+            )
             invalid.append(entry)
     return valid, invalid
 
 
 def cut_off_mark(call: AnswerCall) -> str:
-    """Text after the arguments of an invalid call that keeps LangChain from completing them.
+    """Text after the streamed arguments of an invalid call that keeps LangChain from completing them.
 
     LangChain reads the streamed arguments of a call by closing whatever is open. Of a call that was cut off it would
     make a valid one with other arguments, and an agent would carry that out. A bracket that closes nothing keeps the

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from pagedlc.tools.emitter import CallEmitter
+from pagedlc.tools.emitter import CUT_OFF, CallEmitter
 
 __all__ = ["CallReader", "NamedCallReader", "ObjectCallReader", "Progress"]
 
 _SPACE: Final = " \t\r\n"
-_CUT_OFF: Final = "The answer ended inside this call."
 #: Keys that may come before the name in an object of which the name alone says whether it is a call.
 _BEFORE_NAME: Final = frozenset({"type", "id"})
 
@@ -176,12 +175,12 @@ class ObjectCallReader:
         if not self._named:
             self._emitter.start("")
             self._emitter.arguments(self._raw + rest)
-            self._emitter.end(error or _CUT_OFF)
+            self._emitter.end(error or CUT_OFF)
         elif self._arguments is not None and self._arguments.complete:
             self._emitter.end()
         else:
             (self._arguments or _Arguments(self._emitter)).flush(rest)
-            self._emitter.end(error or _CUT_OFF)
+            self._emitter.end(error or CUT_OFF)
 
     def _complete(self) -> Progress:
         if self._named:
@@ -319,4 +318,4 @@ class NamedCallReader:
             self._emitter.arguments(self._head + rest)
         else:
             self._arguments.flush(rest)
-        self._emitter.end(error or _CUT_OFF)
+        self._emitter.end(error or CUT_OFF)

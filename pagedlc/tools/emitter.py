@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Collection
+from typing import Final
 
 from pagedlc.tools.events import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart, ToolEvent
 
-__all__ = ["CallEmitter", "new_call_id"]
+__all__ = ["CUT_OFF", "CUT_OFF_BEFORE", "CallEmitter", "new_call_id"]
+
+#: Errors of calls that the answer's end cut off.
+CUT_OFF: Final = "The answer ended inside this call."
+CUT_OFF_BEFORE: Final = "The answer ended where a tool call was about to begin."
 
 
 def new_call_id() -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from pagedlc.tools.call_readers import CallReader, NamedCallReader, ObjectCallReader, Progress
-from pagedlc.tools.emitter import CallEmitter, new_call_id
+from pagedlc.tools.emitter import CUT_OFF_BEFORE, CallEmitter, new_call_id
 from pagedlc.tools.events import TextDelta, ToolEvent
 
 __all__ = ["CallParser", "CallSyntax", "PlainParser", "ToolCallParser", "longest_overlap"]
@@ -22,8 +22,12 @@ class CallParser(Protocol):
     def feed(self, text: str) -> list[ToolEvent]:
         """Take in more of the answer and return what is now certain."""
 
-    def finish(self) -> list[ToolEvent]:
-        """The rest, when no more text will come; a call that is cut off ends as an invalid one."""
+    def finish(self, cut_off: bool = False) -> list[ToolEvent]:
+        """The rest, when no more text will come; a call that is cut off ends as an invalid one.
+
+        Args:
+            cut_off: The model would have gone on.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class PlainParser:
         """See :class:`CallParser`."""
         return [TextDelta(text)] if text else []
 
-    def finish(self) -> list[ToolEvent]:
+    def finish(self, cut_off: bool = False) -> list[ToolEvent]:
         """See :class:`CallParser`."""
         return []
 
@@ -92,17 +96,24 @@ class ToolCallParser:
                 at += 1
         return self._emitter.take()
 
-    def finish(self) -> list[ToolEvent]:
+    def finish(self, cut_off: bool = False) -> list[ToolEvent]:
         """See :class:`CallParser`."""
         while self._section is not None:
             unread = self._section.finish()
             self._section = None
             for char in unread:
                 self._feed(char)
-        if self._held.strip() or not self._emitter.num_calls:
+        if cut_off and self._opening():
+            self._emitter.start("")
+            self._emitter.end(CUT_OFF_BEFORE)
+        elif self._held.strip() or not self._emitter.num_calls:
             self._emitter.text(self._held)
         self._held = ""
         return self._emitter.take()
+
+    def _opening(self) -> bool:
+        """Whether so much of an opener is held that it can hardly be the beginning of anything else."""
+        return any(_overlap(self._held, opener) >= max(2, len(opener) // 2) for opener in self._syntax.openers)
 
     def _feed(self, char: str) -> None:
         if self._section is None:
@@ -227,7 +238,7 @@ class _Section:
         elif rest.strip() or error is None:
             self._emitter.start("")
             self._emitter.arguments(rest.rstrip())
-            self._emitter.end(error or "The answer ended where a tool call was about to begin.")
+            self._emitter.end(error or CUT_OFF_BEFORE)
         self._reader = None
 
     def _after_call(self, char: str) -> str | None:

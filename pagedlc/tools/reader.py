@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Final
 
 from pagedlc.outputs import CompletionChunk, CompletionOutput
 from pagedlc.reasoning import ReasoningSplitter
-from pagedlc.tools.events import AnswerEvent, ChatMessage, MessageFinish, ReasoningDelta, TextDelta, ToolEvent
+from pagedlc.tools.emitter import CUT_OFF, CUT_OFF_BEFORE
+from pagedlc.tools.events import (
+    AnswerEvent,
+    ChatMessage,
+    MessageFinish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEnd,
+    ToolEvent,
+)
 from pagedlc.tools.parser import CallParser, PlainParser
 from pagedlc.tools.stops import TextStops
 
 __all__ = ["MessageReader"]
+
+_RAISE: Final = "max_tokens (or the end of the context) cut it off: raise max_tokens."
 
 
 class MessageReader:
@@ -56,7 +69,8 @@ class MessageReader:
         events = self._events(self._splitter.feed(text), active)
         if finish_reason is not None and self._stops.matched is None:
             events += self._events(self._splitter.finish(), active)
-            events += self._stop(self._parser.finish(), active)
+            found = self._parser.finish(cut_off=finish_reason != "stop")
+            events += self._stop(map(partial(_explain, finish_reason), found), active)
             if self._stops.matched is None and (rest := self._stops.flush()):
                 events.append(TextDelta(rest))
         self.message.add(events)
@@ -96,3 +110,10 @@ class MessageReader:
             if not isinstance(event, TextDelta):
                 events.append(event)
         return events
+
+
+def _explain(finish_reason: str, event: ToolEvent) -> ToolEvent:
+    """Say what to do about a call that was cut off, where something can be done."""
+    if finish_reason == "length" and isinstance(event, ToolCallEnd) and event.error in (CUT_OFF, CUT_OFF_BEFORE):
+        return ToolCallEnd(event.index, f"{event.error} {_RAISE}")
+    return event

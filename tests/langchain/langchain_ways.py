@@ -36,7 +36,8 @@ async def all_ways(model: Runnable[Any, AIMessage], question: Any, **options: An
 def essence(answer: AIMessage) -> dict[str, Any]:
     """What does not differ from one answer to the same question to another."""
     calls = [(call["name"], call["args"]) for call in answer.tool_calls]
-    invalid = [(call["name"], call["args"]) for call in answer.invalid_tool_calls]
+    # Where chunks were added up, the text of a call that was cut off ends with a bracket that closes nothing.
+    invalid = [(call["name"], (call["args"] or "").rstrip('"]}')) for call in answer.invalid_tool_calls]
     usage = answer.usage_metadata or {}
     return {
         "text": answer.text,

@@ -207,9 +207,28 @@ async def test_a_call_that_is_cut_off_is_no_call(scripted_llm: ScriptedFactory, 
             assert call["args"] == arguments
             seen.add("whole")
         for invalid in answer.invalid_tool_calls:
-            assert invalid["error"] is not None
+            assert invalid["args"] is not None
+            assert invalid["args"] in call_text("go", **arguments)
+            assert "raise max_tokens" in (invalid["error"] or "")
             seen.add("cut off")
     assert seen == {"whole", "cut off"}
+
+
+def test_a_call_that_is_cut_off_before_its_name_leaves_no_markup_in_the_text(scripted_llm: ScriptedFactory) -> None:
+    script = f"Let me see. {call_text('weather', city='Oslo')}"
+    llm = scripted_llm(script)
+    chat = VLLMChat(**llm.options).bind_tools(TOOLS)
+    encode = llm.tokenizer.encode
+    start = len(encode(script[: script.index("tool_call>") + 4], add_special_tokens=False))
+    end = len(encode(script[: script.index("weather")], add_special_tokens=False))
+    for max_tokens in range(start, end + 1):
+        answers = [chat.invoke("Hi", max_tokens=max_tokens), whole(list(chat.stream("Hi", max_tokens=max_tokens)))]  # type: ignore[arg-type]
+        for answer in answers:
+            assert answer.text == "Let me see."
+            assert answer.tool_calls == []
+            (invalid,) = answer.invalid_tool_calls
+            assert invalid["name"] == ""
+        assert "raise max_tokens" in (answers[0].invalid_tool_calls[0]["error"] or "")
 
 
 def history(*results: ToolMessage) -> list[BaseMessage]:

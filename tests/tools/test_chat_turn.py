@@ -164,6 +164,7 @@ def test_a_call_cut_off_by_max_tokens_is_invalid(scripted_llm: Make) -> None:
     message = run(ChatTurn(llm, ASK, TOOLS), PARAMS.replace(max_tokens=length))
     (call,) = message.tool_calls
     assert (call.name, call.arguments, message.finish_reason) == ("get_weather", '{"city": "Zü', "length")
+    assert "raise max_tokens" in (call.error or "")
     assert not call.valid
     assert "ended" in str(call.error)
 

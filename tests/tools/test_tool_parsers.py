@@ -155,6 +155,22 @@ def test_an_answer_may_end_anywhere(form: str) -> None:
     assert feed_all(parser(form), [text[: text.index("Paris") + 2]]).tool_calls[0].arguments == '{"city": "Pa'
 
 
+@pytest.mark.parametrize(
+    ("text", "says", "calls"),
+    [
+        ("Well. <tool_cal", "Well.", 1),
+        ("Well. <tool", "Well.", 1),
+        ("Well, a <", "Well, a <", 0),
+        ("A <t", "A <t", 0),
+    ],
+)
+def test_half_an_opener_is_no_text_where_it_was_cut_off(text: str, says: str, calls: int) -> None:
+    reader, message = parser("hermes"), ChatMessage()
+    message.add([*reader.feed(text), *reader.finish(cut_off=True)])
+    assert message.text == says
+    assert [(call.name, call.arguments, call.valid) for call in message.tool_calls] == [("", "", False)] * calls
+
+
 @pytest.mark.parametrize("form", ["hermes", "generic", "mistral"])
 def test_an_unknown_tool_makes_an_invalid_call_with_what_the_model_wrote(form: str) -> None:
     message = read(form, write(form, ("fly", '{"to": "Mars"}'), ("now", "{}")))
