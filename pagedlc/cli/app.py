@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -55,7 +54,7 @@ def _pagedlc(
 @app.command()
 @with_engine_options
 def ask(
-    path: Annotated[Path, typer.Argument(metavar="FILE-OR-FOLDER", help="Text, Markdown or PDF.", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="FILE-OR-FOLDER", help="Text, Markdown or PDF.", show_default=False)],
     questions: Annotated[list[str], typer.Argument(metavar="QUESTION...", show_default=False)],
     *,
     model: Model = "smollm2",

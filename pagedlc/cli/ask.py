@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pagedlc import LLM, SamplingParams
@@ -16,7 +15,7 @@ __all__ = ["answer_questions"]
 
 
 def answer_questions(
-    path: Path,
+    path: str,
     questions: Sequence[str],
     model: str,
     sampling: Mapping[str, Any],

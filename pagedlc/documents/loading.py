@@ -51,6 +51,8 @@ def load_documents(path: str | Path) -> list[Document]:
     Raises:
         DocumentError: The path does not exist, holds no readable text, or is of another type.
     """
+    if path == "":
+        raise DocumentError("The path is empty. Name a file or a folder; '.' is the current one.")
     try:
         path = Path(path).expanduser()
         is_file, is_folder, exists = path.is_file(), path.is_dir(), path.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import logging
+import os
 import stat
 import subprocess
 import sys
@@ -214,6 +215,19 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypa
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert ctypes.CDLL(str(build(QUICK))).answer() == 42
+
+
+def test_a_filled_cache_that_cannot_be_written_is_read(
+    own_cache: Path, small_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(QUICK)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    assert build(QUICK) == first
+    small_source.write_text('extern "C" int answer() { return 43; }')
+    another = build(QUICK)
+    assert ctypes.CDLL(str(another)).answer() == 43
+    assert list(own_cache.iterdir()) == [first]
 
 
 def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

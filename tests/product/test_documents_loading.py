@@ -52,6 +52,11 @@ def test_missing_path(tmp_path: Path) -> None:
         load_documents(tmp_path / "nowhere")
 
 
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    with pytest.raises(DocumentError, match="path is empty"):
+        load_documents("")
+
+
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "x" * 300])
 def test_a_path_that_cannot_be_looked_up(path: str) -> None:
     with pytest.raises(DocumentError, match=r"Cannot read .*[a-z]\.$"):

@@ -65,16 +65,17 @@ def build(flags: tuple[str, ...] = FLAGS) -> Path:
     """
     compiler = _compiler()
     version = _run([*compiler, "--version"])
-    folder, fingerprint = _cache_folder(), _fingerprint(compiler, version, flags)
-    for found in sorted(folder.glob(f"{fingerprint}-*.so")):
+    folders, fingerprint = _cache_folders(), _fingerprint(compiler, version, flags)
+    for found in (file for folder in folders for file in sorted(folder.glob(f"{fingerprint}-*.so"))):
         # Of use again: nobody deletes it now. One that may not be touched can be read all the same.
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             found.touch()
-        if found == _target(folder, fingerprint, found.read_bytes()):
+        if found == _target(found.parent, fingerprint, found.read_bytes()):
             return found
         logger.warning("%s is damaged and is compiled again.", found)
-        found.unlink(missing_ok=True)
-    return _compile(compiler, flags, folder, fingerprint)
+        with contextlib.suppress(OSError):
+            found.unlink()
+    return _compile(compiler, flags, folders[-1], fingerprint)
 
 
 def _target(folder: Path, fingerprint: str, content: bytes) -> Path:
@@ -135,17 +136,15 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _cache_folder() -> Path:
-    """``pagedlc/native`` in the user's cache; a folder of this process where that cannot be written."""
+def _cache_folders() -> list[Path]:
+    """``pagedlc/native`` in the user's cache; then, where that cannot be written, a folder of this process."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         folder = Path(base).expanduser() / "pagedlc" / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
     except (OSError, RuntimeError):
-        pass
-    return _temporary_folder()
+        return [_temporary_folder()]
+    return [folder] if os.access(folder, os.W_OK) else [folder, _temporary_folder()]
 
 
 @functools.cache
