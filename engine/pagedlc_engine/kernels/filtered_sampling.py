@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-__all__ = ["BLOCK", "ROOM", "has_filter", "log2_factor", "pick_filtered_kernel", "uniform_number"]
+__all__ = ["BLOCK", "ROOM", "has_filter", "invert", "log2_factor", "pick_filtered_kernel", "uniform_number"]
 
 #: Values a block: what the first bound is found from, and what is read or left.
 BLOCK = 256
@@ -178,7 +178,7 @@ def _block_weights(
 
 
 @triton.jit
-def _invert(weight, wanted, SIZE: tl.constexpr):
+def invert(weight, wanted, SIZE: tl.constexpr):
     """Where the running sum of ``weight``, [SIZE], exceeds ``wanted``, and what is left of it there."""
     place = tl.arange(0, SIZE)
     last = tl.max(tl.where(weight > 0.0, place, 0), 0)
@@ -320,9 +320,9 @@ def pick_filtered_kernel(
                     cut = low
             weight = _block_weights(logits, vocab_size, factor, highest, cut, peak, listed, kept, BLOCKS, BLOCK, GROUP)
             random = uniform_number(seeds, counters, row)
-            chosen, rest = _invert(weight, (random * tl.sum(weight, 0).to(tl.float64)).to(tl.float32), BLOCKS)
+            chosen, rest = invert(weight, (random * tl.sum(weight, 0).to(tl.float64)).to(tl.float32), BLOCKS)
             first = tl.load(listed + chosen) * BLOCK
             column = first + tl.arange(0, BLOCK)
             value = tl.load(logits + column, mask=column < vocab_size, other=float("-inf")).to(tl.float32) * factor
-            inner, _ = _invert(tl.where(value >= cut, tl.exp2(value - highest), 0.0), rest, BLOCK)
+            inner, _ = invert(tl.where(value >= cut, tl.exp2(value - highest), 0.0), rest, BLOCK)
             tl.store(out + row, (first + inner).to(tl.int64))

@@ -23,6 +23,7 @@ from pagedlc_engine.kernels.filtered_sampling import (
     BLOCK,
     ROOM,
     has_filter,
+    invert,
     log2_factor,
     pick_filtered_kernel,
     uniform_number,
@@ -118,16 +119,12 @@ def _pick_kernel(
             random = uniform_number(seeds, counters, row)
             weight = tl.load(sums + row * num_parts + part, mask=live, other=0.0) * tl.exp2(peak - highest)
             wanted = (random * tl.sum(weight, 0).to(tl.float64)).to(tl.float32)
-            last = tl.max(tl.where(weight > 0.0, part, 0), 0)
-            chosen = tl.minimum(tl.sum((tl.cumsum(weight, 0) <= wanted).to(tl.int32), 0), last)
-            wanted -= tl.sum(tl.where(part < chosen, weight, 0.0), 0)
-            offset = tl.arange(0, CHUNK)
-            column = chosen * CHUNK + offset
+            chosen, rest = invert(weight, wanted, PARTS)
+            column = chosen * CHUNK + tl.arange(0, CHUNK)
             factor = _factor(temperatures, row, DRAW)
             value = _scaled_logits(logits, row.to(tl.int64) * row_stride, column, vocab_size, factor)
-            inner = tl.exp2(value - highest)
-            last = tl.max(tl.where(inner > 0.0, offset, 0), 0)
-            token = chosen * CHUNK + tl.minimum(tl.sum((tl.cumsum(inner, 0) <= wanted).to(tl.int32), 0), last)
+            inner, _ = invert(tl.exp2(value - highest), rest, CHUNK)
+            token = chosen * CHUNK + inner
     # A row of NaN has no largest value; its token means nothing, but it is one.
     tl.store(out + row, tl.minimum(token, vocab_size - 1).to(tl.int64))
 
