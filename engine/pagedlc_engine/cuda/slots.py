@@ -9,14 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedlc_engine.kernels.attention_plan import Ints
-from pagedlc_engine.request import SamplingParams
+from pagedlc_engine.sampling.plan import draw_filters, draw_temperature
 from pagedlc_engine.sequence import Sequence
 
 __all__ = ["Admissions", "Slot", "SlotTable", "samples_in_graph"]
-
-_LEAST_TEMPERATURE = 1e-5
-#: A top_k beyond every vocabulary; as large as float32 holds exactly.
-_ALL_TOKENS = 1 << 24
 
 
 @dataclass(slots=True)
@@ -49,10 +45,6 @@ def samples_in_graph(sequence: Sequence) -> bool:
     )
 
 
-def _temperature(params: SamplingParams) -> float:
-    return 0.0 if params.temperature < _LEAST_TEMPERATURE or params.top_k == 1 else params.temperature
-
-
 class Admissions:
     """Slots to be set up before a step."""
 
@@ -67,8 +59,8 @@ class Admissions:
     def state(self, slot: Slot, sequence: Sequence) -> None:
         """A new sequence's sampling parameters."""
         params = sequence.request.params
-        numbers = _temperature(params), min(params.top_k, _ALL_TOKENS), params.top_p, params.min_p
-        bits, *filters = struct.unpack("<4i", struct.pack("<4f", *numbers))
+        numbers = struct.pack("<4f", draw_temperature(params), *draw_filters(params))
+        bits, *filters = struct.unpack("<4i", numbers)
         low, high = struct.unpack("<ii", struct.pack("<Q", sequence.seed & 0xFFFF_FFFF_FFFF_FFFF))
         self._records.append((slot.index, 1, bits, low, high, sequence.num_output, 0, 0, *filters))
 

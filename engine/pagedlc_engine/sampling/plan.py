@@ -14,16 +14,38 @@ from pagedlc_engine.sampling.history import TokenHistory
 from pagedlc_engine.sampling.masks import BadWords, Bias, MinTokens
 from pagedlc_engine.sampling.penalties import Penalties
 
-__all__ = ["BatchPlan", "DrawSettings", "RandomRows", "SlotParams", "TrackedRows", "make_plan"]
+__all__ = [
+    "BatchPlan",
+    "DrawSettings",
+    "RandomRows",
+    "SlotParams",
+    "TrackedRows",
+    "draw_filters",
+    "draw_temperature",
+    "make_plan",
+]
 
 # Below this temperature logits would be divided by next to nothing; the likeliest token is taken instead.
 _LEAST_TEMPERATURE = 1e-5
+
+# A top_k beyond every vocabulary; as large as float32 holds exactly.
+_ALL_TOKENS = 1 << 24
 
 # Rows are drawn in blocks of about this many logits: temporaries that stay in a CPU's cache halve the time.
 _ELEMENTS_AT_ONCE = 1 << 19
 
 # Beyond this range penalised logits would overflow.
 _REPETITION_RANGE = (1e-6, 1e6)
+
+
+def draw_temperature(params: SamplingParams) -> float:
+    """What logits are divided by; 0 where the likeliest token is taken."""
+    return 0.0 if params.temperature < _LEAST_TEMPERATURE or params.top_k == 1 else params.temperature
+
+
+def draw_filters(params: SamplingParams) -> tuple[float, float, float]:
+    """top_k, top_p and min_p as the sampling kernels take them, in float32."""
+    return min(params.top_k, _ALL_TOKENS), params.top_p, params.min_p
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +67,7 @@ class SlotParams:
     @property
     def random(self) -> bool:
         """Tokens are drawn; otherwise the likeliest is taken."""
-        return self.params.temperature >= _LEAST_TEMPERATURE and self.params.top_k != 1
+        return draw_temperature(self.params) > 0.0
 
     @property
     def penalises(self) -> bool:
@@ -262,11 +284,10 @@ class _Planner:
 
     def _draw(self) -> DrawSettings:
         params = [request.params for request in self._requests]
-        filters = [(min(p.top_k, self._vocab_size), p.top_p, p.min_p) for p in params]
         return DrawSettings(
-            temperatures=self._floats([request.params.temperature * request.random for request in self._requests]),
+            temperatures=self._floats([draw_temperature(p) for p in params]),
             seeds=self._ints([request.seed for request in self._requests]),
-            filters=torch.tensor(filters, dtype=torch.float32, device=self._device),
+            filters=torch.tensor([draw_filters(p) for p in params], dtype=torch.float32, device=self._device),
             history_rows=self._ints(
                 [
                     self._history.row(slot) if request.tracked else -1
