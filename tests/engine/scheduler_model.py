@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
 from pagedlc_engine.kv.block_pool import BlockPool
-from pagedlc_engine.kv.hashing import hash_blocks, root_key
+from pagedlc_engine.kv.hashing import LatestChains, root_key
 from pagedlc_engine.kv.manager import KVCacheManager
 from pagedlc_engine.plan import StepPlan, StepResult
 from pagedlc_engine.request import Request, SamplingParams, TokenDelta
@@ -41,7 +42,7 @@ def make_request(
         params=SamplingParams(**params),
         priority=priority,
         cache_salt=salt,
-        block_hashes=hash_blocks(root_key(salt), prompt, BLOCK),
+        block_hashes=LatestChains(BLOCK).hash_blocks(root_key(salt), array("i", prompt)),
     )
 
 

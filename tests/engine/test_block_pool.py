@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagedlc_engine.kv.block_pool import BlockPool
-from pagedlc_engine.kv.hashing import hash_block, hash_blocks, root_key
+from pagedlc_engine.kv.hashing import LatestChains, hash_block, root_key
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -43,7 +45,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def hit(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.contents)))
-        block = self.pool.lookup(key)
+        (block,) = self.pool.lookup_chain([key])
         assert block == self.contents[key]
         self.pool.share([block])
         self.tables.append([block])
@@ -71,7 +73,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == 7 - len(set(held))
         assert self.pool.num_cached == len(self.contents)
         for key, block in self.contents.items():
-            assert self.pool.lookup(key) == block
+            assert self.pool.lookup_chain([key]) == [block]
 
 
 TestPool = PoolMachine.TestCase
@@ -100,12 +102,15 @@ def test_releasing_a_free_block_is_an_error() -> None:
 
 
 def test_keys_depend_on_tokens_on_everything_before_and_on_the_salt() -> None:
+    def hash_blocks(root: bytes, tokens: list[int]) -> tuple[bytes, ...]:
+        return LatestChains(16).hash_blocks(root, array("i", tokens))
+
     tokens = list(range(64))
-    keys = hash_blocks(root_key(), tokens, 16)
+    keys = hash_blocks(root_key(), tokens)
     assert len(keys) == len(set(keys)) == 4
-    assert hash_blocks(root_key(), [*tokens, 1, 2], 16) == keys
-    assert hash_blocks(root_key(), [9, *tokens[1:]], 16)[3] != keys[3]
-    assert hash_blocks(root_key("tenant"), tokens, 16)[0] != keys[0]
-    assert hash_blocks(root_key(None, ["adapter"]), tokens, 16)[0] != keys[0]
+    assert hash_blocks(root_key(), [*tokens, 1, 2]) == keys
+    assert hash_blocks(root_key(), [9, *tokens[1:]])[3] != keys[3]
+    assert hash_blocks(root_key("tenant"), tokens)[0] != keys[0]
+    assert hash_blocks(root_key(None, ["adapter"]), tokens)[0] != keys[0]
     assert root_key("a", ["b"]) != root_key("ab", [""])
     assert hash_block(keys[0], tokens[16:32]) == keys[1]

@@ -200,7 +200,7 @@ def test_a_row_without_a_usable_token_is_that_requests_error() -> None:
     assert error is not None
     assert "not finite" in str(error)
     assert engine.tokens("good") == [3]
-    assert engine.pool.lookup(make_request("x", [1] * 20).block_hashes[0]) is None
+    assert engine.pool.lookup_chain(make_request("x", [1] * 20).block_hashes[:1]) == []
 
 
 def test_two_live_requests_cannot_have_one_id() -> None:

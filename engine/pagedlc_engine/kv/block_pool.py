@@ -55,10 +55,6 @@ class BlockPool:
         """How many of ``blocks`` are on the free list."""
         return sum(map(self._free.__contains__, blocks))
 
-    def lookup(self, key: bytes) -> int | None:
-        """The block with this content, or ``None``."""
-        return self._block_of.get(key)
-
     def lookup_chain(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks with these contents, up to the first that is not there."""
         blocks = []

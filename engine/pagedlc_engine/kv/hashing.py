@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import numpy as np
 
-__all__ = ["LatestChains", "hash_block", "hash_blocks", "root_key"]
+__all__ = ["LatestChains", "hash_block", "root_key"]
 
 DIGEST_BYTES = 16
 _TOKEN_BYTES = 4
@@ -36,11 +36,6 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(_as_bytes(token_ids), key=parent, digest_size=DIGEST_BYTES).digest()
 
 
-def hash_blocks(root: bytes, token_ids: Sequence[int], block_size: int) -> tuple[bytes, ...]:
-    """Keys of all full blocks of ``token_ids``, in order; a partial last block has none."""
-    return tuple(_chain(root, bytes(_as_bytes(token_ids)), 0, block_size * _TOKEN_BYTES))
-
-
 class LatestChains:
     """Computes prompts' chains and remembers the latest ones: a conversation's next prompt begins with its last one,
     and questions on one document with the document. Safe to use from many threads.
@@ -57,7 +52,7 @@ class LatestChains:
         self._known: OrderedDict[tuple[bytes, bytes], tuple[bytes, list[bytes]]] = OrderedDict()
 
     def hash_blocks(self, root: bytes, token_ids: array[int]) -> tuple[bytes, ...]:
-        """As :func:`hash_blocks`."""
+        """Keys of all full blocks of ``token_ids`` (int32), in order; a partial last block has none."""
         stride = self._stride
         data = token_ids.tobytes()
         if len(data) < stride:
