@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from typing_extensions import TypeIs
@@ -334,13 +335,12 @@ class LLM(ServedModel):
         try:
             for item in requests:
                 self.running.submitted(item.request.request_id)
-            if show is False:  # a bar costs time even where it is not shown
+            # A bar costs time even where it is not shown.
+            with nullcontext() if show is False else self._bar(len(requests), "Generating", "prompt", show) as bar:
                 while deltas := batch.mailbox.take():
-                    batch.read(deltas)
-                return batch.results()
-            with self._bar(len(requests), "Generating", "prompt", show) as bar:
-                while deltas := batch.mailbox.take():
-                    bar.update(batch.read(deltas))
+                    finished = batch.read(deltas)
+                    if bar is not None:
+                        bar.update(finished)
             return batch.results()
         finally:
             batch.close()
