@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from benchmarks.workload_adapter import with_tokenizer
 from langchain_pagedlc import VLLMChat
@@ -106,56 +106,55 @@ class Workload:
         return self.answer_tokens // 2 + random.Random(f"{user}/{turn}").randrange(self.answer_tokens + 1)
 
 
-def converse(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
+def converse(pieces: Pieces, chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
     """One conversation in a thread."""
     messages: list[BaseMessage] = [work.system]
     turns = []
     for number in range(work.turns):
         messages.append(work.question(user, number))
         turn = Turn(number, time.perf_counter())
-        chunks: Iterator[AIMessageChunk] = chat.stream(messages, max_tokens=work.length(user, number))
-        messages.append(AIMessage("".join([turn.see(chunk) for chunk in chunks])))
+        answer = pieces(chat, messages, work.length(user, number))
+        messages.append(AIMessage("".join([turn.see(piece) for piece in answer])))
         turns.append(turn)
     return turns
 
 
-async def converse_async(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
+async def converse_async(pieces: AsyncPieces, chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
     """One conversation as a task."""
     messages: list[BaseMessage] = [work.system]
     turns = []
     for number in range(work.turns):
         messages.append(work.question(user, number))
         turn = Turn(number, time.perf_counter())
-        chunks: AsyncIterator[AIMessageChunk] = chat.astream(messages, max_tokens=work.length(user, number))
-        messages.append(AIMessage("".join([turn.see(chunk) async for chunk in chunks])))
+        answer = pieces(chat, messages, work.length(user, number))
+        messages.append(AIMessage("".join([turn.see(piece) async for piece in answer])))
         turns.append(turn)
     return turns
 
 
-def ask(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
-    """One conversation in a thread, each answer as a whole."""
-    messages: list[BaseMessage] = [work.system]
-    turns = []
-    for number in range(work.turns):
-        messages.append(work.question(user, number))
-        turn = Turn(number, time.perf_counter())
-        answer = chat.invoke(messages, max_tokens=work.length(user, number))
-        messages.append(AIMessage(turn.see(answer)))
-        turns.append(turn)
-    return turns
+#: The pieces of an answer of so many tokens.
+Pieces = Callable[[VLLMChat, list[BaseMessage], int], Iterator[AIMessage]]
+AsyncPieces = Callable[[VLLMChat, list[BaseMessage], int], AsyncIterator[AIMessage]]
 
 
-async def ask_async(chat: VLLMChat, work: Workload, user: int) -> list[Turn]:
-    """One conversation as a task, each answer as a whole."""
-    messages: list[BaseMessage] = [work.system]
-    turns = []
-    for number in range(work.turns):
-        messages.append(work.question(user, number))
-        turn = Turn(number, time.perf_counter())
-        answer = await chat.ainvoke(messages, max_tokens=work.length(user, number))
-        messages.append(AIMessage(turn.see(answer)))
-        turns.append(turn)
-    return turns
+def stream(chat: VLLMChat, messages: list[BaseMessage], length: int) -> Iterator[AIMessage]:
+    """As they come."""
+    return chat.stream(messages, max_tokens=length)
+
+
+def invoke(chat: VLLMChat, messages: list[BaseMessage], length: int) -> Iterator[AIMessage]:
+    """One, the whole answer."""
+    yield chat.invoke(messages, max_tokens=length)
+
+
+def astream(chat: VLLMChat, messages: list[BaseMessage], length: int) -> AsyncIterator[AIMessage]:
+    """:func:`stream` for asyncio."""
+    return chat.astream(messages, max_tokens=length)
+
+
+async def ainvoke(chat: VLLMChat, messages: list[BaseMessage], length: int) -> AsyncIterator[AIMessage]:
+    """:func:`invoke` for asyncio."""
+    yield await chat.ainvoke(messages, max_tokens=length)
 
 
 def with_tasks(talk: Callable[..., Awaitable[list[Turn]]], chat: VLLMChat, work: Workload) -> list[Turn]:
@@ -174,10 +173,10 @@ def with_threads(talk: Callable[..., list[Turn]], chat: VLLMChat, work: Workload
 
 
 WAYS: dict[str, Callable[[VLLMChat, Workload], list[Turn]]] = {
-    "astream": partial(with_tasks, converse_async),
-    "threads": partial(with_threads, converse),
-    "ainvoke": partial(with_tasks, ask_async),
-    "invoke": partial(with_threads, ask),
+    "astream": partial(with_tasks, partial(converse_async, astream)),
+    "threads": partial(with_threads, partial(converse, stream)),
+    "ainvoke": partial(with_tasks, partial(converse_async, ainvoke)),
+    "invoke": partial(with_threads, partial(converse, invoke)),
 }
 
 
