@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -43,6 +44,14 @@ def hf_smollm2() -> Any:
 
     path = resolve_model("smollm2").path
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """For tests that press Ctrl-C: in the middle of a garbage collection it would be lost in Hypothesis's callback."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -283,6 +283,7 @@ def test_ctrl_c_at_the_terminal_is_not_for_the_engine(shared: tuple[LLM, int]) -
     assert llm.generate([[1]], params(2))[0].finished
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_an_interrupted_answer_leaves_the_engine_usable(llm: LLM) -> None:
     threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
     with pytest.raises(KeyboardInterrupt):
@@ -363,6 +364,7 @@ def test_a_process_that_cannot_be_started_is_an_error(
         tiny_llm(folder, engine_host="process").load()
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_interrupted_loading_leaves_no_process(folder: Path) -> None:
     before = engine_processes()
     main = threading.main_thread().ident

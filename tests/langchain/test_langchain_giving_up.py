@@ -68,6 +68,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [VLLM, VLLMChat])
 def test_ctrl_c_ends_a_batch(scripted_llm: ScriptedFactory, kind: Any, way: str) -> None:
@@ -82,6 +83,7 @@ def test_ctrl_c_ends_a_batch(scripted_llm: ScriptedFactory, kind: Any, way: str)
     assert len(llm.turns) == running
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("streaming", [False, True])
 def test_ctrl_c_ends_the_generation_of_several_conversations(scripted_llm: ScriptedFactory, streaming: bool) -> None:
     llm, ends = scripted_llm(ANSWERS), Ends()
@@ -114,6 +116,7 @@ def test_an_error_of_one_input_leaves_the_others_their_answers(scripted_llm: Scr
     assert len(ends.whole) == 2
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_a_batch_that_was_given_up_leaves_the_model_usable(scripted_llm: ScriptedFactory) -> None:
     llm = scripted_llm(ANSWERS)
     chat = VLLMChat(**llm.options, max_tokens=MAX_TOKENS)
