@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sampling_reference as reference
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pagedlc_engine.request import SamplingParams
@@ -156,6 +156,24 @@ def test_a_large_top_k_matches_a_sort(vocab: int, top_p: float | None) -> None:
         best = row.sort(descending=True).values[:k]
         before = best.cumsum(0) - best
         assert cut == best[before < (top_p or 1.0) * best.sum()].min().item()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 20), k=st.integers(1, 30), top_p=st.floats(0.01, 0.99))
+def test_a_nucleus_counts_the_ties_that_top_k_keeps_whatever_else_is_in_the_batch(
+    seed: int, k: int, top_p: float
+) -> None:
+    logits = torch.randn(1, 1600, generator=torch.Generator().manual_seed(seed)).mul_(2).round_()
+    weights = (logits - logits.max()).exp()
+    ordered = weights.double().sort(descending=True).values[0]
+    kept = ordered[ordered >= ordered[k - 1]]
+    before = (kept.cumsum(0) - kept) / kept.sum()
+    assume((before - top_p).abs().min() > 1e-9)
+    expected = kept[before < top_p].min().item()
+    p = torch.tensor([[top_p]], dtype=torch.float64)
+    assert top_k_cut(weights, TopK(None, torch.tensor([[k]]), k, p)).item() == expected
+    beside = TopK(None, torch.tensor([[k], [1500]]), 1500, p.expand(2, 1))
+    assert top_k_cut(weights.repeat(2, 1), beside)[0].item() == expected
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 128, 130, 2048, 5001])

@@ -70,8 +70,10 @@ def _by_partial_sort(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
     kth = top.gather(1, spec.top_k - 1)
     if spec.top_p is None:
         return kth, kth
+    # Of the mass that top_k leaves, ties of its last token included; a nucleus that needs these ends at their value.
+    mass = drop_below(weights.clone(), kth).sum(-1, keepdim=True, dtype=torch.float64)
     top = top.masked_fill_(torch.arange(spec.width, device=top.device) >= spec.top_k, 0.0)
-    return kth, _nucleus(top, spec.top_p * top.sum(-1, keepdim=True, dtype=torch.float64))[0]
+    return kth, _nucleus(top, spec.top_p * mass)[0]
 
 
 def _by_search(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
