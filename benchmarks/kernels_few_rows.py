@@ -1,6 +1,8 @@
-"""Products with one to sixteen rows on one GPU, beside cuBLAS: ``python -m benchmarks.kernels_few_rows --out DIR``.
+"""Products with one to 128 rows on one GPU, beside cuBLAS: ``python -m benchmarks.kernels_few_rows --out DIR``.
 
-Weights of Qwen3-0.6B and Qwen3-8B, rotating over more than the L2 cache. ``--compile I/N`` only fills Triton's cache.
+Weights of Qwen3-0.6B and Qwen3-8B, rotating over more than the L2 cache. Each launch by itself: what a product gains
+in an overlapped chain, and what its gate would cost cuBLAS, is in ``benchmarks.kernels_step``. ``--compile I/N`` only
+fills Triton's cache.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_timing import ceilings, microseconds
-from pagedlc_engine.kernels.few_rows import DotConfig, RowsConfig, SplitSums, few_rows_linear
+from pagedlc_engine.kernels.few_rows import RowsConfig, few_rows_linear
+from pagedlc_engine.kernels.streamed_rows import SplitSums, StreamConfig
 
 # Name, outputs, inputs, gated.
 WEIGHTS = [
@@ -30,13 +33,13 @@ WEIGHTS = [
 ]
 ONE_ROW = [RowsConfig(rows, warps) for rows in (1, 2, 4, 8, 16) for warps in (2, 4, 8)]
 SEVERAL = [
-    DotConfig(block, step, splits, stages, 4)
-    for block, step, stages in ((32, 128, 4), (64, 128, 4), (32, 256, 3), (64, 256, 3))
+    StreamConfig(block, step, splits, stages, 4)
+    for block, step, stages in ((32, 128, 4), (32, 128, 8), (64, 128, 4), (64, 128, 6), (64, 64, 4), (128, 64, 4))
     for splits in (1, 2, 4, 8)
 ]
 
 
-def choices(rows: int, size: int, depth: int, gated: bool) -> list[RowsConfig | DotConfig | None]:
+def choices(rows: int, size: int, depth: int, gated: bool) -> list[RowsConfig | StreamConfig | None]:
     """The built-in rule (``None``), and what else could do."""
     if rows == 1:
         held = depth * (2 if gated else 1)
@@ -63,7 +66,7 @@ def main() -> None:
     arguments = parser.parse_args()
     index, count = map(int, arguments.compile.split("/")) if arguments.compile else (0, 1)
     limits = {} if arguments.compile else ceilings()
-    meeting = SplitSums(151936, torch.device("cuda"))
+    meeting = SplitSums(torch.device("cuda"))
     results: list[dict[str, Any]] = []
     job = 0
     for name, size, depth, gated in WEIGHTS:
@@ -72,7 +75,7 @@ def main() -> None:
         weights = [
             torch.empty((height, depth), dtype=torch.bfloat16, device="cuda").normal_(0, 0.02) for _ in range(copies)
         ]
-        for rows in (1, 2, 8, 16):
+        for rows in (1, 2, 8, 16, 32, 64, 128):
             x = torch.randn((rows, depth), device="cuda").bfloat16()
             gain = torch.rand(depth, device="cuda").bfloat16() if rows == 1 else None
             out = torch.empty((rows, size), dtype=torch.bfloat16, device="cuda")

@@ -1,8 +1,9 @@
 """A whole decode step in one CUDA graph, all kernels real: ``python -m benchmarks.kernels_step --out DIR``.
 
 Shapes of Qwen3-0.6B and Qwen3-8B, random weights, context 512 of every request, block 64, keys shared out as the
-engine does. ``library``: cuBLAS and the small kernels. ``own``: the products of :mod:`few_rows` too. ``fused decode``:
-norm, rotation, cache write, attention and merge in one kernel. All with and without programmatic dependent launch.
+engine does. ``library``: cuBLAS and the small kernels. ``own``: all products by :mod:`few_rows`. ``streamed``: those
+that :func:`prefers_streaming` names. ``fused decode``: norm, rotation, cache write, attention and merge in one kernel.
+All with and without programmatic dependent launch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,15 @@ from pagedlc_engine.cuda.tiles import Requests, narrow_records, narrow_rows
 from pagedlc_engine.kernels.activation import silu_mul
 from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, AttentionPlan, Ints, TileTable
 from pagedlc_engine.kernels.embedding import embed
-from pagedlc_engine.kernels.few_rows import MAX_ROWS, SplitSums, few_rows_linear
+from pagedlc_engine.kernels.few_rows import few_rows_linear
 from pagedlc_engine.kernels.fused_decode import fused_decode
 from pagedlc_engine.kernels.norm import add_rms_norm
 from pagedlc_engine.kernels.paged_attention import paged_attention
 from pagedlc_engine.kernels.rope_cache import norm_rope_cache
 from pagedlc_engine.kernels.sampling import sample_tokens
+from pagedlc_engine.kernels.streamed_rows import SplitSums, prefers_streaming
 
-BATCHES = (1, 2, 4, 8, 16, 24, 32, 64, 128)
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 64, 128, 256)
 VOCABULARY, KV_HEADS, HEAD_DIM, BLOCK, CONTEXT, EPS = 151936, 8, 128, 64, 512, 1e-6
 
 
@@ -74,7 +77,7 @@ class Step:
         self.norm = random(shape.hidden, scale=1.0)
         angle = torch.arange(4096, device="cuda")[:, None] * torch.rand(HEAD_DIM // 2, device="cuda")
         self.rotation = torch.cat((angle.cos(), angle.sin()), dim=1)
-        self.meeting = SplitSums(16384, torch.device("cuda"))
+        self.meeting = SplitSums(torch.device("cuda"))
 
     def bytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.values()) + self.embedding.nbytes
@@ -87,7 +90,7 @@ class Step:
         self.plan = self.cut(batch, tables, slots)
         self.ids = torch.randint(0, VOCABULARY, (batch,), device="cuda")
         self.positions = torch.full((batch,), CONTEXT - 1, device="cuda")
-        self.logits = torch.empty((batch, VOCABULARY), dtype=torch.bfloat16, device="cuda")
+        self.logits = torch.empty((batch, VOCABULARY), dtype=torch.float32, device="cuda")
 
     def cut(self, batch: int, tables: Ints, slots: Ints) -> AttentionPlan:
         """The plan of a captured step."""
@@ -118,18 +121,33 @@ class Step:
         out = paged_attention(query, keys, values, self.plan, scale=HEAD_DIM**-0.5, overlap=overlap)
         return out.view(len(query), -1)
 
-    def library(self, overlap: bool) -> torch.Tensor:
+    def product(self, x: torch.Tensor, weight: torch.Tensor, streams: bool) -> torch.Tensor:
+        if streams and prefers_streaming(len(x), len(weight), weight.shape[1], False):
+            return few_rows_linear(x, weight, split_sums=self.meeting, overlap=True)
+        return torch.mm(x, weight.t())
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor, streams: bool, overlap: bool) -> torch.Tensor:
+        if streams and prefers_streaming(len(x), len(weight) // 2, weight.shape[1], True):
+            return few_rows_linear(x, weight, gated=True, overlap=True)
+        return silu_mul(torch.mm(x, weight.t()), overlap=overlap)
+
+    def streamed(self, overlap: bool) -> torch.Tensor:
+        return self.library(overlap, streams=True)
+
+    def library(self, overlap: bool, streams: bool = False) -> torch.Tensor:
         residual = embed(self.ids, self.embedding, overlap=False)
         hidden = add_rms_norm(residual, None, self.layers[0]["norm1"], EPS, overlap=overlap)
         for index, layer in enumerate(self.layers):
             # After a product of cuBLAS only kernels of this package overlap.
-            attended = self.attend(index, torch.mm(hidden, layer["qkv"].t()), overlap)
-            hidden = add_rms_norm(torch.mm(attended, layer["o"].t()), residual, layer["norm2"], EPS, overlap=overlap)
-            gated = silu_mul(torch.mm(hidden, layer["gate_up"].t()), overlap=overlap)
+            attended = self.attend(index, self.product(hidden, layer["qkv"], streams), overlap)
+            product = self.product(attended, layer["o"], streams)
+            hidden = add_rms_norm(product, residual, layer["norm2"], EPS, overlap=overlap)
+            gated = self.gated(hidden, layer["gate_up"], streams, overlap)
             last = index + 1 == len(self.layers)
             gain = self.norm if last else self.layers[index + 1]["norm1"]
-            hidden = add_rms_norm(torch.mm(gated, layer["down"].t()), residual, gain, EPS, overlap=overlap)
-        torch.mm(hidden, self.embedding.t(), out=self.logits)
+            product = self.product(gated, layer["down"], streams)
+            hidden = add_rms_norm(product, residual, gain, EPS, overlap=overlap)
+        torch.mm(hidden, self.embedding.t(), out_dtype=torch.float32, out=self.logits)
         return sample_tokens(self.logits, None, None, None)
 
     def own(self, overlap: bool) -> torch.Tensor:
@@ -165,9 +183,8 @@ def main() -> None:
             step.fused = False
             step.library(False)
             expected = step.logits.clone()
-            for kind, step.fused in (("library", False), ("library", True), ("own", False), ("own", True)):
-                if kind == "own" and batch > MAX_ROWS:
-                    continue
+            kinds = ["library", "own"] if batch <= 16 else ["library", "streamed"] if batch <= 128 else ["library"]
+            for kind, step.fused in product(kinds, (False, True)):
                 for overlap in (False, True):
                     run = getattr(step, kind)
                     step.logits.fill_(float("nan"))

@@ -10,8 +10,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from pagedlc_engine.kernels.few_rows import DotConfig, SplitSums, few_rows_linear, few_rows_linear_reference
+from pagedlc_engine.kernels.few_rows import few_rows_linear, few_rows_linear_reference
 from pagedlc_engine.kernels.held_rows import can_hold, held_linear
+from pagedlc_engine.kernels.streamed_rows import Card, SplitSums, StreamConfig, choose_stream_config
 from tests.kernels.support import relative_error
 
 
@@ -58,6 +59,14 @@ def test_several_rows(device: torch.device, rows: int, fused: dict[str, Any]) ->
     check(rows, 80, 192, torch.float32, device, 1e-5, **fused)
 
 
+@pytest.mark.parametrize(("rows", "size", "depth"), [(5, 80, 190), (17, 130, 320), (40, 72, 192), (100, 136, 96)])
+@pytest.mark.parametrize("fused", FUSED)
+def test_many_rows(device: torch.device, rows: int, size: int, depth: int, fused: dict[str, Any]) -> None:
+    """Of the depths 190 is one that the bulk copy engine does not take."""
+    for split_sums in (None, SplitSums(device)):
+        check(rows, size, depth, torch.float32, device, 1e-5, split_sums=split_sums, **fused)
+
+
 @pytest.mark.parametrize(("rows", "size", "depth"), [(2, 40, 192), (8, 2080, 64), (5, 24, 1024)])
 @pytest.mark.parametrize("fused", FUSED)
 def test_weights_held(device: torch.device, rows: int, size: int, depth: int, fused: dict[str, Any]) -> None:
@@ -78,28 +87,43 @@ def test_weights_that_cannot_be_held_are_refused(device: torch.device) -> None:
 
 
 def test_split_sums_meet_and_can_be_used_again(device: torch.device) -> None:
-    meeting = SplitSums(96, device)
+    meeting = SplitSums(device)
     for fused in FUSED[:2]:
-        options = {"split_sums": meeting, "config": DotConfig(32, 64, 4), **fused}
+        options = {"split_sums": meeting, "config": StreamConfig(32, 64, 4, 2, 4), **fused}
         check(3, 96, 512, torch.float32, device, 1e-5, **options)
     assert not meeting.locks.any()
 
 
+@pytest.mark.parametrize("card", [Card(), Card(num_processors=170, shared_bytes=101376)])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize(("size", "depth"), [(24, 64), (1024, 3072), (4096, 12288), (14336, 4096), (151936, 1024)])
+def test_launches_fit_the_card(card: Card, itemsize: int, size: int, depth: int) -> None:
+    for rows in (2, 16, 17, 48, 64, 65, 128):
+        padded = max(16, 1 << (rows - 1).bit_length())
+        for gated in (False, True):
+            for can_split in (False, True):
+                config = choose_stream_config(rows, size, depth, gated, itemsize, can_split, card)
+                tile = (padded + config.block * (2 if gated else 1)) * config.step * itemsize
+                assert config.num_stages * tile <= card.shared_bytes
+                assert config.splits == 1 or (can_split and not gated and depth % (config.splits * config.step) == 0)
+                assert config.splits == 1 or SplitSums.holds(config.splits, rows, size, config.block)
+
+
 def test_too_many_rows_and_a_norm_over_several_are_refused(device: torch.device) -> None:
     weight = torch.zeros(16, 16, device=device)
-    with pytest.raises(ValueError, match="at most 16 rows"):
-        few_rows_linear(torch.zeros(17, 16, device=device), weight)
+    with pytest.raises(ValueError, match="at most 128 rows"):
+        few_rows_linear(torch.zeros(129, 16, device=device), weight)
     with pytest.raises(ValueError, match="one row only"):
         few_rows_linear(torch.zeros(2, 16, device=device), weight, gain=torch.ones(16, device=device))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "depth"), [(4096, 1024), (1024, 3072), (960, 576), (4096, 12288), (2560, 9728)])
-@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 17, 33, 64, 100])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sizes_of_models(size: int, depth: int, rows: int, overlap: bool) -> None:
     device = torch.device("cuda")
-    meeting = SplitSums(size, device)
+    meeting = SplitSums(device)
     every: list[dict[str, Any]] = [*FUSED, *([{"gain": True, "gated": True}] if rows == 1 else [])]
     for fused in every:
         for split_sums in (None, meeting):

@@ -1,7 +1,8 @@
 """The decoder of :mod:`pagedlc_engine.model.decoder` in fused kernels, over device-resident step descriptions.
 
 Up to sixteen rows every product is a kernel of this package and the whole layer one chain of overlapped launches
-(programmatic dependent launch); above that products are cuBLAS's and what lies between them is fused.
+(programmatic dependent launch); up to 128 rows the products that are faster so; all others are cuBLAS's, and what lies
+between them is fused.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pagedlc_engine.errors import ConfigError
 from pagedlc_engine.kernels.activation import silu_mul
 from pagedlc_engine.kernels.attention_plan import AttentionPlan
 from pagedlc_engine.kernels.embedding import embed
-from pagedlc_engine.kernels.few_rows import MAX_ROWS, SplitSums, few_rows_linear
+from pagedlc_engine.kernels.few_rows import few_rows_linear
 from pagedlc_engine.kernels.fused_decode import fused_decode, prefers_fused_decode
 from pagedlc_engine.kernels.norm import add_rms_norm
 from pagedlc_engine.kernels.paged_attention import paged_attention
 from pagedlc_engine.kernels.rope_cache import norm_rope_cache
+from pagedlc_engine.kernels.streamed_rows import SplitSums, prefers_streaming
 from pagedlc_engine.model.decoder import Decoder, DecoderLayer
 from pagedlc_engine.model.linear import PlainLinear, PlainNormLinear, PlainResidualLinear
 from pagedlc_engine.model.spec import ModelSpec
@@ -29,8 +31,8 @@ from pagedlc_engine.model.spec import ModelSpec
 __all__ = ["FusedDecoder", "StepTensors"]
 
 
-#: Wider products have programs enough without splitting K.
-_MOST_SPLIT_OUTPUTS = 16384
+#: Rows up to which every product is a kernel of this package.
+_CHAIN_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class FusedDecoder:
             for window, layer in zip(self.spec.layer_windows, decoder.layers, strict=True)
         ]
         self._rotation = _rotation_table(decoder, max_model_len)
-        self._split_sums = SplitSums(_MOST_SPLIT_OUTPUTS, self.device)
+        self._split_sums = SplitSums(self.device)
         self._scale = float(self.spec.head_dim) ** -0.5
 
     def one_of_each(self) -> FusedDecoder:
@@ -127,13 +129,13 @@ class FusedDecoder:
         Returns:
             Vectors [samples, hidden_size] that are finite numbers where the logits are.
         """
-        if step.shape.decodes and step.shape.tokens <= MAX_ROWS and not step.shape.shared:
+        if step.shape.decodes and step.shape.tokens <= _CHAIN_ROWS and not step.shape.shared:
             return self._few_rows(step, cache)
         return self._many_rows(step, cache)
 
     def _few_rows(self, step: StepTensors, cache: Tensor) -> Tensor:
         eps = self.spec.rms_norm_eps
-        stream = embed(step.ids, self._embedding)
+        stream = embed(step.ids, self._embedding, overlap=True)
         alone = len(stream) == 1
 
         def normed(
@@ -160,25 +162,39 @@ class FusedDecoder:
 
     def _many_rows(self, step: StepTensors, cache: Tensor) -> Tensor:
         eps = self.spec.rms_norm_eps
-        stream = embed(step.ids, self._embedding)
-        hidden = add_rms_norm(stream, None, self._layers[0].attention_norm, eps, out=step.hidden)
+        stream = embed(step.ids, self._embedding, overlap=True)
+        hidden = add_rms_norm(stream, None, self._layers[0].attention_norm, eps, out=step.hidden, overlap=True)
         gains = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
         last = len(self._layers) - 1
         for index, (layer, gain) in enumerate(zip(self._layers, gains, strict=True)):
-            projected = _product(hidden, layer.qkv, layer.qkv_bias)
+            projected = self._product(hidden, layer.qkv, layer.qkv_bias)
             attended = self._attend(layer, projected, step, *cache[index])
             if index == last and step.shape.samples_alone:
                 attended, stream = embed(step.sample_rows, attended), embed(step.sample_rows, stream)
                 hidden = torch.empty_like(stream)
-            product = _product(attended, layer.output, layer.output_bias)
+            product = self._product(attended, layer.output, layer.output_bias)
             hidden = add_rms_norm(product, stream, layer.feed_norm, eps, out=hidden, overlap=True)
-            gated = silu_mul(_product(hidden, layer.gate_up, layer.gate_up_bias), overlap=True)
-            product = _product(gated, layer.down, layer.down_bias)
+            gated = self._gated_product(hidden, layer.gate_up, layer.gate_up_bias)
+            product = self._product(gated, layer.down, layer.down_bias)
             hidden = add_rms_norm(product, stream, gain, eps, out=hidden, overlap=True)
         alone = step.shape.decodes or step.shape.samples_alone
         rows = hidden if alone else embed(step.sample_rows, hidden)
         _float32_product(rows, self._head, step.logits)
         return rows
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self._streams(x, weight, gated=False):
+            return few_rows_linear(x, weight, bias=bias, split_sums=self._split_sums, overlap=True)
+        return _product(x, weight, bias)
+
+    def _gated_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self._streams(x, weight, gated=True):
+            return few_rows_linear(x, weight, gated=True, bias=bias, overlap=True)
+        return silu_mul(_product(x, weight, bias), overlap=True)
+
+    def _streams(self, x: Tensor, weight: Tensor, gated: bool) -> bool:
+        size = len(weight) // 2 if gated else len(weight)
+        return self.dtype != torch.float32 and prefers_streaming(len(x), size, weight.shape[1], gated)
 
     def _attend(self, layer: _Layer, projected: Tensor, step: StepTensors, keys: Tensor, values: Tensor) -> Tensor:
         if self._fuses_decode(step.shape):

@@ -13,6 +13,7 @@ from pagedlc_engine.cuda.layout import SPARE_SHARED_TILES, PacketLayout, StepSha
 from pagedlc_engine.cuda.step_kernels import ADMISSION, admit_kernel, commit_kernel, unpack_kernel
 from pagedlc_engine.cuda.tiles import narrow_rows
 from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, AttentionPlan, Ints, TileTable
+from pagedlc_engine.kernels.launch import interpreted, launch_options
 from pagedlc_engine.model.spec import ModelSpec
 
 __all__ = ["PACKETS", "DeviceState"]
@@ -191,6 +192,7 @@ class DeviceState:
             rows: [samples, hidden_size], not finite where the logits are not.
         """
         size = rows.shape[1]
+        overlap = not interpreted()
         commit_kernel[(max(1, shape.samples),)](
             self._ticket,
             self._control,
@@ -205,7 +207,8 @@ class DeviceState:
             RESULT=self.layout.samples,
             SIZE=size,
             PAD=triton.next_power_of_2(size),
-            num_warps=4,
+            OVERLAP=overlap,
+            **launch_options(4, 1, overlap=overlap),
         )
 
     def admit(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 __all__ = ["ADMISSION", "admit_kernel", "commit_kernel", "unpack_kernel"]
 
@@ -64,7 +65,8 @@ def unpack_kernel(
     LANES: tl.constexpr,
 ):
     """Grid (programs,): each takes LANES entries of every region. Regions longer than the step holds are padded:
-    tokens that are stored nowhere, samples of no slot."""
+    tokens that are stored nowhere, samples of no slot. All of the packet is asked for at once, padding included: the
+    way to the host's memory and back is most of this kernel's time."""
     index = tl.program_id(0) * LANES + tl.arange(0, LANES)
     packet = packets + (tl.load(ticket) % PACKETS) * PACKET
     num_tokens = tl.load(packet)
@@ -75,21 +77,27 @@ def unpack_kernel(
     _copy(packet, control, index, MEMBERS, members)
     _copy(packet, control, index, WIDE, wide)
 
+    stored = index < tokens
+    code = tl.load(packet + CODES + index, mask=stored, other=0)
+    position = tl.load(packet + CODES + TOKENS + index, mask=stored, other=0)
+    cache_slot = tl.load(packet + CODES + 2 * TOKENS + index, mask=stored, other=0)
+    owner = tl.load(packet + CODES + 3 * TOKENS + index, mask=stored, other=0)
+    slot = tl.load(packet + SAMPLE_SLOTS + index, mask=index < samples, other=0)
+    row = tl.load(packet + SAMPLE_ROWS + index, mask=index < samples, other=0)
+
     real = index < num_tokens
-    code = tl.load(packet + CODES + index, mask=real, other=0)
-    position = tl.load(packet + CODES + TOKENS + index, mask=real, other=0)
-    cache_slot = tl.load(packet + CODES + 2 * TOKENS + index, mask=real, other=-1)
-    owner = tl.load(packet + CODES + 3 * TOKENS + index, mask=real, other=0)
-    sampled = real & (code < 0)
+    code = tl.where(real, code, 0)
+    position = tl.where(real, position, 0)
+    sampled = code < 0
     drawn = tl.load(newest + (-1 - code), mask=sampled, other=0)
-    tl.store(ids + index, tl.where(sampled, drawn, code), mask=index < tokens)
-    tl.store(positions + index, position, mask=index < tokens)
-    tl.store(cache_slots + index, cache_slot, mask=index < tokens)
+    tl.store(ids + index, tl.where(sampled, drawn, code), mask=stored)
+    tl.store(positions + index, position, mask=stored)
+    tl.store(cache_slots + index, tl.where(real, cache_slot, -1), mask=stored)
     entry = tables + owner.to(tl.int64) * table_stride + position // BLOCK_SIZE
     tl.store(entry, cache_slot // BLOCK_SIZE, mask=real)
 
-    slot = tl.load(packet + SAMPLE_SLOTS + index, mask=index < num_samples, other=-1)
-    row = tl.load(packet + SAMPLE_ROWS + index, mask=index < num_samples, other=0)
+    slot = tl.where(index < num_samples, slot, -1)
+    row = tl.where(index < num_samples, row, 0)
     tl.store(control + SAMPLE_SLOTS + index, slot, mask=index < samples)
     tl.store(control + SAMPLE_ROWS + index, row, mask=index < samples)
     taken = slot >= 0
@@ -116,8 +124,11 @@ def commit_kernel(
     RESULT: tl.constexpr,
     SIZE: tl.constexpr,
     PAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (samples,): remember a row's token and tell the host; -1 tells it that the model gave no finite numbers."""
+    if OVERLAP:
+        gdc_wait()
     row = tl.program_id(0)
     at = tl.load(control + 2)
     slot = tl.load(control + SAMPLE_SLOTS + row)

@@ -18,10 +18,11 @@ __all__ = ["embed", "embed_reference"]
 
 @triton.jit
 def _embed_kernel(ids, table, out, SIZE: tl.constexpr, PAD: tl.constexpr, OVERLAP: tl.constexpr):
-    """Grid (tokens,)."""
+    """Grid (tokens,). Successors start only after the wait: theirs may read, before they wait for this kernel, what
+    the one before it wrote."""
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PAD)
     token = tl.load(ids + row).to(tl.int64)

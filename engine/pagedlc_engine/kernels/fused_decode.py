@@ -34,11 +34,12 @@ __all__ = [
     "prefers_fused_decode",
 ]
 
-# Launches of fused decoding that measured faster than rotation, attention and merge apart.
-_MOST_TILES = 128
+# Launches with splits that measured faster than rotation, attention and merge apart.
 _MOST_SPLIT_PROGRAMS = 400
 # One compiled merge serves all launches of so many splits and fewer.
 _LEAST_PARTS = 16
+# Elements of intermediate results that a program of four warps merges at once, 64 in each thread.
+_MERGED_AT_ONCE = 8192
 
 
 @triton.jit
@@ -62,24 +63,31 @@ def _merge(
     parts,
     token,
     head,
+    stop_head,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     PARTS: tl.constexpr,
+    MERGED: tl.constexpr,
 ):
-    """Merge one head's splits, whose results begin at row ``first``, by log-sum-exp."""
+    """Merge the splits of MERGED heads from ``head`` on, below ``stop_head``, by log-sum-exp; their results begin at
+    row ``first``. As one tile, so that they wait for memory and for one another's lanes once."""
     part = tl.arange(0, PARTS)
+    heads = head + tl.arange(0, MERGED)
     dims = tl.arange(0, HEAD_PAD)
-    live = part < parts
-    inside = live[:, None] & (dims < HEAD_DIM)[None, :]
-    where = (first + part).to(tl.int64) * NUM_HEADS + head
-    rows = partial_out + where[:, None] * HEAD_DIM + dims[None, :]
+    exists = heads < stop_head
+    live = (part < parts)[:, None] & exists[None, :]
+    where = (first + part).to(tl.int64)[:, None] * NUM_HEADS + heads[None, :]
     lse = tl.load(partial_lse + where, mask=live, other=float("-inf"), cache_modifier=".cg")
+    inside = live[:, :, None] & (dims < HEAD_DIM)[None, None, :]
+    rows = partial_out + where[:, :, None] * HEAD_DIM + dims[None, None, :]
     partial = tl.load(rows, mask=inside, other=0.0, cache_modifier=".cg")
-    weight = tl.exp2(lse - tl.max(lse, 0))
-    merged = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
-    target = out + (token * NUM_HEADS + head) * HEAD_DIM + dims
-    tl.store(target, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    peak = tl.max(lse, 0)
+    weight = tl.exp2(lse - tl.where(exists, peak, 0.0)[None, :])
+    total = tl.where(exists, tl.sum(weight, 0), 1.0)
+    merged = tl.sum(partial * weight[:, :, None], 0) / total[:, None]
+    target = out + (token * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, merged.to(out.dtype.element_ty), mask=exists[:, None] & (dims < HEAD_DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
@@ -109,13 +117,16 @@ def _fused_decode_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     PARTS: tl.constexpr,
+    MERGED: tl.constexpr,
     NORM: tl.constexpr,
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
     HELD: tl.constexpr,
+    GUARDED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (kv heads, tiles, splits). PARTS: power of two not below the number of splits. HELD: a split's first keys
+    """Grid (kv heads, tiles, splits). PARTS: power of two not below the number of splits. MERGED: heads that are merged
+    at once; a power of two. HELD: a split's first keys
     are loaded before the wait for the projection, since no kernel of the step but this one writes to the cache."""
     if OVERLAP:
         gdc_launch_dependents()
@@ -191,11 +202,12 @@ def _fused_decode_kernel(
             acc, total, peak, q, k, v, first, old, positions, scale, 0.0, window, KEYS, True, WINDOWED, False, PRECISION
         )
         first += KEYS
-    for at in tl.range(first, old, KEYS):
-        acc, total, peak = attend_keys(
-            acc, total, peak, q, key_cache, value_cache, table, kv_head, at, old, positions, scale, 0.0, window,
-            HEAD_DIM, HEAD_PAD, WIDTH, BLOCK_SIZE, KEYS, True, WINDOWED, False, False, PRECISION,
-        )  # fmt: skip
+    if not GUARDED or first < old:
+        for at in tl.range(first, old, KEYS):
+            acc, total, peak = attend_keys(
+                acc, total, peak, q, key_cache, value_cache, table, kv_head, at, old, positions, scale, 0.0, window,
+                HEAD_DIM, HEAD_PAD, WIDTH, BLOCK_SIZE, KEYS, True, WINDOWED, False, False, PRECISION,
+            )  # fmt: skip
     safe_total = tl.where(total > 0.0, total, 1.0)
     acc = acc / safe_total[:, None]
     parts = tl.cdiv(position + 1 - begin, chunk)
@@ -213,10 +225,10 @@ def _fused_decode_kernel(
         tl.debug_barrier()
         lock = locks + tl.program_id(1) * NUM_KV_HEADS + kv_head
         if tl.atomic_add(lock, 1, sem="acq_rel") == parts - 1:
-            for member in tl.static_range(GROUP):
+            for member in tl.static_range(0, GROUP, MERGED):
                 _merge(
                     out, partial_out, partial_lse, partial_base, parts, token, kv_head * GROUP + member,
-                    NUM_HEADS, HEAD_DIM, HEAD_PAD, PARTS,
+                    kv_head * GROUP + GROUP, NUM_HEADS, HEAD_DIM, HEAD_PAD, PARTS, MERGED,
                 )  # fmt: skip
             tl.store(lock, 0)
 
@@ -230,27 +242,33 @@ class DecodeConfig:
         num_warps: Warps a program.
         num_stages: Depth of the load pipeline.
         held: Load the first keys before the wait for the projection; takes registers from other programs.
+        guarded: Leave the loop over the other keys out where there are none, its pipeline's start included.
     """
 
     keys: int
     num_warps: int
     num_stages: int
     held: bool
+    guarded: bool = False
 
 
-def choose_decode_config(head_dim: int, dtype: torch.dtype, programs: int) -> DecodeConfig:
+def choose_decode_config(head_dim: int, dtype: torch.dtype, tiles: int, splits: int, programs: int) -> DecodeConfig:
     """The decision rule; the figures behind it are in benchmarks/NOTES.md.
 
     Args:
         head_dim: Elements a head.
         dtype: Type of the projection and the cache.
+        tiles: Requests.
+        splits: Programs along a request's keys.
         programs: Programs of the launch.
     """
     if dtype == torch.float32:
         return DecodeConfig(keys=32 if head_dim <= 128 else 16, num_warps=4, num_stages=2, held=False)
-    return DecodeConfig(
-        keys=64 if head_dim <= 128 else 32, num_warps=4, num_stages=3, held=head_dim <= 128 and programs <= FEW_PROGRAMS
-    )
+    if head_dim > 128:
+        return DecodeConfig(keys=32, num_warps=4, num_stages=3, held=False)
+    if splits > 2 and programs <= FEW_PROGRAMS:
+        return DecodeConfig(keys=64, num_warps=4 if tiles == 1 else 2, num_stages=3, held=True, guarded=True)
+    return DecodeConfig(keys=32, num_warps=2, num_stages=5, held=False)
 
 
 def prefers_fused_decode(tiles: int, splits: int, num_kv_heads: int) -> bool:
@@ -261,7 +279,7 @@ def prefers_fused_decode(tiles: int, splits: int, num_kv_heads: int) -> bool:
         splits: Programs along a request's keys.
         num_kv_heads: Key and value heads.
     """
-    return tiles <= _MOST_TILES if splits == 1 else tiles * splits * num_kv_heads <= _MOST_SPLIT_PROGRAMS
+    return splits == 1 or tiles * splits * num_kv_heads <= _MOST_SPLIT_PROGRAMS
 
 
 def can_fuse_decode(plan: AttentionPlan) -> bool:
@@ -319,8 +337,13 @@ def fused_decode(
     partial_lse = torch.empty((plan.partial_rows, num_heads), dtype=torch.float32, device=out.device)
     overlap = overlap and not interpreted()
     if config is None:
-        programs = len(table.records) * table.splits * num_kv_heads
-        config = choose_decode_config(head_dim, projected.dtype, programs)
+        tiles = len(table.records)
+        programs = tiles * table.splits * num_kv_heads
+        config = choose_decode_config(head_dim, projected.dtype, tiles, table.splits, programs)
+    head_pad = triton.next_power_of_2(head_dim)
+    parts = 1 if table.splits == 1 else max(_LEAST_PARTS, triton.next_power_of_2(table.splits))
+    group = num_heads // num_kv_heads
+    merged = max(1, min(triton.next_power_of_2(group), _MERGED_AT_ONCE // (parts * head_pad)))
     _fused_decode_kernel[(num_kv_heads, len(table.records), table.splits)](
         projected,
         query_gain if query_gain is not None else rotation,
@@ -342,15 +365,17 @@ def fused_decode(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
-        HEAD_PAD=triton.next_power_of_2(head_dim),
+        HEAD_PAD=head_pad,
         BLOCK_SIZE=block_size,
         ROWS=table.rows,
         KEYS=config.keys,
-        PARTS=1 if table.splits == 1 else max(_LEAST_PARTS, triton.next_power_of_2(table.splits)),
+        PARTS=parts,
+        MERGED=merged,
         NORM=query_gain is not None,
         WINDOWED=window is not None,
         PRECISION=dot_precision(projected.dtype),
         HELD=config.held,
+        GUARDED=config.guarded,
         OVERLAP=overlap,
         **launch_options(config.num_warps, config.num_stages, overlap=overlap),
     )
