@@ -43,7 +43,7 @@ _MOST_STAGES = 8
 _SPARE_BYTES = 32 << 10
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _streamed_kernel(
     x,
     weight,
