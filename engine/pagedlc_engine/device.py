@@ -28,12 +28,13 @@ CPU_CACHE_LIMIT = 2 * GIB
 CPU_STEP_TOKENS = 512
 CPU_MAX_NUM_SEQS = 64
 GPU_MAX_NUM_SEQS = 256
-#: Products of a step with prompt tokens: some 25 to 30 ms of an H200's matrix units; and its most tokens, because
+#: Products of a step that streams wait for: some 25 to 30 ms of an H200's matrix units; and its most tokens, because
 #: attention over a long context comes on top.
-GPU_STEP_FLOPS = 2e13
-GPU_STEP_TOKENS = 2048
-#: A step that nobody waits for token by token, on a card with room for its activations.
+GPU_STREAMING_FLOPS = 2e13
+GPU_STREAMING_TOKENS = 1792
+#: A step that nobody waits for token by token, on a card with room for its activations and on others.
 GPU_LONG_STEP_TOKENS = 8192
+GPU_STEP_TOKENS = 2048
 GPU_LONG_STEP_MEMORY = 70 * GIB
 #: Steps in flight are described in sixteen packets, less the one being written and the one that a capture takes.
 GPU_MOST_AHEAD = 14
@@ -139,8 +140,8 @@ def _streaming_budget(spec: ModelSpec, device: torch.device) -> int | None:
         return None
     width = 2 * (spec.num_heads + spec.num_kv_heads)
     weights = spec.num_layers * spec.hidden_size * (spec.head_dim * width + 3 * spec.intermediate_size)
-    wanted = int(GPU_STEP_FLOPS / (2 * weights))
-    return max(1024, min(GPU_STEP_TOKENS, 1 << (wanted.bit_length() - 1)))
+    wanted = int(GPU_STREAMING_FLOPS / (2 * weights))
+    return max(1024, min(GPU_STREAMING_TOKENS, 1 << (wanted.bit_length() - 1)))
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -59,7 +59,7 @@ def test_several_rows(device: torch.device, rows: int, fused: dict[str, Any]) ->
     check(rows, 80, 192, torch.float32, device, 1e-5, **fused)
 
 
-@pytest.mark.parametrize(("rows", "size", "depth"), [(5, 80, 190), (17, 130, 320), (40, 72, 192), (100, 136, 96)])
+@pytest.mark.parametrize(("rows", "size", "depth"), [(5, 80, 190), (17, 130, 320), (40, 72, 192), (150, 136, 96)])
 @pytest.mark.parametrize("fused", FUSED)
 def test_many_rows(device: torch.device, rows: int, size: int, depth: int, fused: dict[str, Any]) -> None:
     """Of the depths 190 is one that the bulk copy engine does not take."""
@@ -98,8 +98,8 @@ def test_split_sums_meet_and_can_be_used_again(device: torch.device) -> None:
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize(("size", "depth"), [(24, 64), (1024, 3072), (4096, 12288), (14336, 4096), (151936, 1024)])
 def test_launches_fit_the_card(card: Card, itemsize: int, size: int, depth: int) -> None:
-    for rows in (2, 16, 17, 48, 64, 65, 128):
-        padded = max(16, 1 << (rows - 1).bit_length())
+    for rows in (2, 16, 17, 48, 64, 65, 128, 256):
+        padded = min(128, max(16, 1 << (rows - 1).bit_length()))
         for gated in (False, True):
             for can_split in (False, True):
                 config = choose_stream_config(rows, size, depth, gated, itemsize, can_split, card)
@@ -109,17 +109,15 @@ def test_launches_fit_the_card(card: Card, itemsize: int, size: int, depth: int)
                 assert config.splits == 1 or SplitSums.holds(config.splits, rows, size, config.block)
 
 
-def test_too_many_rows_and_a_norm_over_several_are_refused(device: torch.device) -> None:
+def test_a_norm_over_several_rows_is_refused(device: torch.device) -> None:
     weight = torch.zeros(16, 16, device=device)
-    with pytest.raises(ValueError, match="at most 128 rows"):
-        few_rows_linear(torch.zeros(129, 16, device=device), weight)
     with pytest.raises(ValueError, match="one row only"):
         few_rows_linear(torch.zeros(2, 16, device=device), weight, gain=torch.ones(16, device=device))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "depth"), [(4096, 1024), (1024, 3072), (960, 576), (4096, 12288), (2560, 9728)])
-@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 17, 33, 64, 100])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 17, 33, 64, 100, 200])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sizes_of_models(size: int, depth: int, rows: int, overlap: bool) -> None:
     device = torch.device("cuda")

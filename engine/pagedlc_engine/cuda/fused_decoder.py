@@ -1,7 +1,7 @@
 """The decoder of :mod:`pagedlc_engine.model.decoder` in fused kernels, over device-resident step descriptions.
 
 Up to sixteen rows every product is a kernel of this package and the whole layer one chain of overlapped launches
-(programmatic dependent launch); up to 128 rows the products that are faster so; all others are cuBLAS's, and what lies
+(programmatic dependent launch); up to 256 rows the products that are faster so; all others are cuBLAS's, and what lies
 between them is fused.
 """
 
@@ -179,7 +179,10 @@ class FusedDecoder:
             hidden = add_rms_norm(product, stream, gain, eps, out=hidden, overlap=True)
         alone = step.shape.decodes or step.shape.samples_alone
         rows = hidden if alone else embed(step.sample_rows, hidden)
-        _float32_product(rows, self._head, step.logits)
+        if 0 < len(rows) <= _CHAIN_ROWS and self.dtype != torch.float32:
+            few_rows_linear(rows, self._head, out=step.logits, overlap=True)
+        else:
+            _float32_product(rows, self._head, step.logits)
         return rows
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -148,7 +148,7 @@ def few_rows_linear(
     overlap: bool = False,
     config: RowsConfig | StreamConfig | None = None,
 ) -> torch.Tensor:
-    """``x @ weight.T`` for one to 128 rows, with what surrounds it.
+    """``x @ weight.T`` for one row or some, with what surrounds it.
 
     Args:
         x: [M, K], contiguous.
@@ -167,7 +167,7 @@ def few_rows_linear(
         ``out``, summed in float32.
 
     Raises:
-        ValueError: There are more rows than the kernel takes, or a gain with several rows.
+        ValueError: There is a gain and more than one row.
     """
     rows = len(x)
     if gain is not None and rows > 1:

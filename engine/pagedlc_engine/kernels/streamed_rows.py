@@ -1,4 +1,4 @@
-"""Matrix products with two to 128 rows: the weight streams through shared memory once, its neighbours fused in.
+"""Matrix products with two to some hundred rows: the weight streams through shared memory, its neighbours fused in.
 
 A program takes some outputs and a share of K. The bulk copy engine fetches whole tiles of weight and input, several
 steps ahead, so that nothing but waiting stands between memory and the tensor cores. Where outputs are few, K is split
@@ -33,7 +33,10 @@ __all__ = [
     "streamed_linear",
 ]
 
-_MOST_ROWS = 128
+_MOST_TILE_ROWS = 128
+# Elements of the largest weights with which 65 to 128 rows, and with a gate 129 to 256 rows, are faster here.
+_MIDDLE_WEIGHT = 17 << 20
+_SMALL_WEIGHT = 8 << 20
 _LEAST_ROWS = 16
 _MOST_SPLITS = 8
 _MOST_SUMS = 2 << 20
@@ -67,13 +70,14 @@ def _streamed_kernel(
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (ceil(size / BLOCK), SPLITS). ``share`` = DEPTH / SPLITS is an argument so that the compiler sees its
-    divisibility. BULK: ``x`` and ``weight`` are descriptors, for which what lies outside is zero."""
+    """Grid (ceil(size / BLOCK), SPLITS, ceil(rows / PADDED)). ``share`` = DEPTH / SPLITS is an argument so that the
+    compiler sees its divisibility. BULK: ``x`` and ``weight`` are descriptors, for which what lies outside is zero."""
     block = tl.program_id(0)
     split = tl.program_id(1)
+    top = tl.program_id(2) * PADDED
     begin = split * share
     column = block * BLOCK + tl.arange(0, BLOCK)
-    row = tl.arange(0, PADDED)
+    row = top + tl.arange(0, PADDED)
     step = tl.arange(0, STEP)
     exists = column < size
     used = row < rows
@@ -93,7 +97,7 @@ def _streamed_kernel(
     acc_up = tl.zeros([PADDED, BLOCK], tl.float32)
     for start in range(0, share, STEP):
         if BULK:
-            value = x.load([0, begin + start])
+            value = x.load([top, begin + start])
             acc = tl.dot(value, tl.trans(weight.load([block * BLOCK, begin + start])), acc, input_precision=PRECISION)
             if GATED:
                 up = weight.load([size + block * BLOCK, begin + start])
@@ -206,9 +210,11 @@ def choose_stream_config(
     processors = card.num_processors
     most = processors * 8 // 11  # of 132, 96
     step = 128 if itemsize < 4 else 64
-    can_split = can_split and not gated
+    can_split = can_split and not gated and rows <= padded
     if few:
         block = 64 if can_split or size >= 65536 else 32
+    elif gated and rows > padded:
+        block, step = 64, step // 2
     elif gated:
         block = next((block for block in (128, 64) if size // block >= most), 32)
         step //= 2 if block > 32 else 1
@@ -230,9 +236,11 @@ def choose_stream_config(
     ):
         splits *= 2
     tile = (padded + block * (2 if gated else 1)) * step * itemsize
-    room = (card.shared_bytes - _SPARE_BYTES) // (1 if -(-size // block) * splits <= processors else 2)
+    programs = -(-size // block) * splits * -(-rows // padded)
+    room = (card.shared_bytes - _SPARE_BYTES) // (1 if programs <= processors else 2)
     stages = min(_MOST_STAGES, room // tile, max(4, depth // splits // step * 3 // 4))
-    return StreamConfig(block, step, splits, max(2, stages), 8 if padded * block * (2 if gated else 1) > 16384 else 4)
+    sums = padded * block * (2 if gated else 1)
+    return StreamConfig(block, step, splits, max(2, stages), num_warps=8 if sums > 16384 else 4)
 
 
 def prefers_streaming(rows: int, size: int, depth: int, gated: bool) -> bool:
@@ -244,16 +252,18 @@ def prefers_streaming(rows: int, size: int, depth: int, gated: bool) -> bool:
         depth: K.
         gated: Whether each output is a gate and an up.
     """
-    if not 0 < rows <= _MOST_ROWS:
-        return False
+    weight = size * depth * (2 if gated else 1)
+    if rows > 128:
+        return rows <= 256 and gated and weight <= _SMALL_WEIGHT
     if rows > 64:
-        return gated
-    # Up to 32 rows, only where cuBLAS needs a second kernel.
-    return rows > 32 or rows <= _LEAST_ROWS or gated or depth >= 3 * size
+        return gated or weight <= _MIDDLE_WEIGHT
+    if 16 < rows <= 32:  # where cuBLAS needs a second kernel
+        return gated or depth >= 3 * size
+    return rows > 0
 
 
 def _padded(rows: int) -> int:
-    return max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
+    return min(_MOST_TILE_ROWS, max(_LEAST_ROWS, 1 << (rows - 1).bit_length()))
 
 
 def _can_copy(tensor: torch.Tensor) -> bool:
@@ -273,7 +283,7 @@ def streamed_linear(
     overlap: bool = False,
     config: StreamConfig | None = None,
 ) -> torch.Tensor:
-    """``x @ weight.T`` for a few to 128 rows, with what surrounds it.
+    """``x @ weight.T`` for some rows, with what surrounds it; slower than cuBLAS where there are many.
 
     Args:
         x: [M, K], contiguous.
@@ -288,13 +298,8 @@ def streamed_linear(
 
     Returns:
         ``out``, summed in float32.
-
-    Raises:
-        ValueError: There are more rows than the kernel takes.
     """
     rows, depth = x.shape
-    if rows > _MOST_ROWS:
-        raise ValueError(f"streamed_linear takes at most {_MOST_ROWS} rows, not {rows}; use torch.mm for more.")
     size = weight.shape[0] // (2 if gated else 1)
     if out is None:
         out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
@@ -310,7 +315,7 @@ def streamed_linear(
         source = TensorDescriptor.from_tensor(x, [padded, config.step])
         streamed = TensorDescriptor.from_tensor(weight, [config.block, config.step])
     overlap = overlap and not interpreted()
-    _streamed_kernel[(triton.cdiv(size, config.block), config.splits)](
+    _streamed_kernel[(triton.cdiv(size, config.block), config.splits, triton.cdiv(rows, padded))](
         source,
         streamed,
         bias if bias is not None else x,
