@@ -31,7 +31,7 @@ GPU_MAX_NUM_SEQS = 256
 #: Products of a step that streams wait for: some 25 to 30 ms of an H200's matrix units; and its most tokens, because
 #: attention over a long context comes on top.
 GPU_STREAMING_FLOPS = 2e13
-GPU_STREAMING_TOKENS = 1792
+GPU_STREAMING_TOKENS = 2048
 #: A step that nobody waits for token by token, on a card with room for its activations and on others.
 GPU_LONG_STEP_TOKENS = 8192
 GPU_STEP_TOKENS = 2048
