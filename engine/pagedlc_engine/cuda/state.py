@@ -13,7 +13,7 @@ from pagedlc_engine.cuda.layout import SPARE_SHARED_TILES, PacketLayout, StepSha
 from pagedlc_engine.cuda.step_kernels import ADMISSION, admit_kernel, commit_kernel, unpack_kernel
 from pagedlc_engine.cuda.tiles import narrow_rows
 from pagedlc_engine.kernels.attention_plan import RECORD, AttentionGeometry, AttentionPlan, Ints, TileTable
-from pagedlc_engine.kernels.launch import interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_overlap, launch_options
 from pagedlc_engine.model.spec import ModelSpec
 
 __all__ = ["PACKETS", "DeviceState"]
@@ -192,7 +192,7 @@ class DeviceState:
             rows: [samples, hidden_size], not finite where the logits are not.
         """
         size = rows.shape[1]
-        overlap = not interpreted()
+        overlap = can_overlap()
         commit_kernel[(max(1, shape.samples),)](
             self._ticket,
             self._control,

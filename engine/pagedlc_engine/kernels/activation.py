@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedlc_engine.kernels.launch import interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_overlap, launch_options
 
 __all__ = ["silu_mul", "silu_mul_reference"]
 
@@ -45,7 +45,7 @@ def silu_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None, overlap:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     if out is None:
         out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    overlap = overlap and not interpreted()
+    overlap = overlap and can_overlap()
     block = 1024 if rows < 256 else 2048
     _silu_mul_kernel[(triton.cdiv(size, block), rows)](
         gate_up, out, SIZE=size, BLOCK=block, OVERLAP=overlap, **launch_options(4, 1, overlap=overlap)

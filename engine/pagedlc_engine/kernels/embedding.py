@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedlc_engine.kernels.launch import interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_overlap, launch_options
 
 __all__ = ["embed", "embed_reference"]
 
@@ -47,7 +47,7 @@ def embed(
     rows, size = ids.shape[0], table.shape[1]
     if out is None:
         out = torch.empty((rows, size), dtype=table.dtype, device=table.device)
-    overlap = overlap and not interpreted()
+    overlap = overlap and can_overlap()
     _embed_kernel[(rows,)](
         ids,
         table,

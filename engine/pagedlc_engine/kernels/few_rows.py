@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedlc_engine.kernels.held_rows import can_hold, held_linear
-from pagedlc_engine.kernels.launch import interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_overlap, launch_options
 from pagedlc_engine.kernels.streamed_rows import SplitSums, StreamConfig, streamed_linear
 
 __all__ = ["RowsConfig", "few_rows_linear", "few_rows_linear_reference"]
@@ -172,7 +172,7 @@ def few_rows_linear(
     rows = len(x)
     if gain is not None and rows > 1:
         raise ValueError("The norm is fused for one row only; normalise several rows with add_rms_norm first.")
-    overlap = overlap and not interpreted()
+    overlap = overlap and can_overlap()
     if overlap and config is None and can_hold(rows, weight):
         return held_linear(x, weight, gated=gated, bias=bias, residual=residual, out=out, overlap=True)
     if rows > 1:

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedlc_engine.kernels.attention_kernels import attend_keys, load_keys, softmax_step
 from pagedlc_engine.kernels.attention_plan import AttentionPlan
-from pagedlc_engine.kernels.launch import LOG2_E, dot_precision, interpreted, launch_options
+from pagedlc_engine.kernels.launch import LOG2_E, can_overlap, dot_precision, launch_options
 from pagedlc_engine.kernels.paged_attention import FEW_PROGRAMS
 from pagedlc_engine.kernels.paged_attention_reference import paged_attention_reference
 from pagedlc_engine.kernels.rope_cache import norm_rope_cache_reference
@@ -335,7 +335,7 @@ def fused_decode(
         out = torch.empty((len(projected), num_heads, head_dim), dtype=projected.dtype, device=projected.device)
     partial_out = torch.empty((plan.partial_rows, num_heads, head_dim), dtype=torch.float32, device=out.device)
     partial_lse = torch.empty((plan.partial_rows, num_heads), dtype=torch.float32, device=out.device)
-    overlap = overlap and not interpreted()
+    overlap = overlap and can_overlap()
     if config is None:
         tiles = len(table.records)
         programs = tiles * table.splits * num_kv_heads

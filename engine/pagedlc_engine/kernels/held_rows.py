@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedlc_engine.kernels.launch import dot_precision, interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_overlap, dot_precision, interpreted, launch_options
 
 __all__ = ["HELD_ROWS", "can_hold", "held_linear"]
 
@@ -175,7 +175,7 @@ def held_linear(
     size = weight.shape[0] // (2 if gated else 1)
     if out is None:
         out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
-    overlap = overlap and not interpreted()
+    overlap = overlap and can_overlap()
     block = next((block for block in (32, 16) if size // block >= _PROGRAMS), 8)
     _held_kernel[(triton.cdiv(size, block),)](
         x,

@@ -18,7 +18,15 @@ import triton
 from pagedlc_engine.errors import ConfigError
 from pagedlc_engine.kernels.compile_lock import alone_in
 
-__all__ = ["LOG2_E", "compile_ahead", "dot_precision", "interpreted", "launch_options"]
+__all__ = [
+    "LOG2_E",
+    "can_copy_in_bulk",
+    "can_overlap",
+    "compile_ahead",
+    "dot_precision",
+    "interpreted",
+    "launch_options",
+]
 
 LOG2_E = 1.4426950408889634
 _MOST_COMPILERS = 16
@@ -31,6 +39,22 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def can_overlap() -> bool:
+    """Whether a kernel may start while its predecessor still runs (programmatic dependent launch): on GPUs of compute
+    capability 9.0 and later."""
+    return not interpreted() and _is_hopper_or_later()
+
+
+def can_copy_in_bulk() -> bool:
+    """Whether tiles can be fetched by descriptor: by the same GPUs, whose copy engine does it. On others Triton turns
+    descriptors into plain loads that nothing is done ahead of."""
+    return interpreted() or _is_hopper_or_later()
+
+
+def _is_hopper_or_later() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
 def launch_options(
     num_warps: int = 4, num_stages: int = 3, *, overlap: bool = False, max_registers: int | None = None
 ) -> dict[str, Any]:
@@ -40,11 +64,12 @@ def launch_options(
         num_warps: Warps a program.
         num_stages: Depth of the software pipeline.
         overlap: Programmatic dependent launch: the kernel may start while its predecessor still runs, and waits
-            inside for what it needs. The kernel must have been given the matching compile-time flag.
+            inside for what it needs. The kernel must have been given the matching compile-time flag; see
+            :func:`can_overlap`.
         max_registers: Most registers a thread; ``None`` leaves it to the compiler.
     """
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
-    if overlap and not interpreted():  # the interpreter knows no such option
+    if overlap:  # the interpreter knows no such option
         options["launch_pdl"] = True
     if max_registers is not None:
         options["maxnreg"] = max_registers

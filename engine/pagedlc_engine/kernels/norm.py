@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedlc_engine.kernels.launch import interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_overlap, launch_options
 
 __all__ = ["add_rms_norm", "add_rms_norm_reference"]
 
@@ -73,7 +73,7 @@ def add_rms_norm(
     rows, size = hidden.shape
     if out is None:
         out = torch.empty((rows, size), dtype=hidden.dtype, device=hidden.device)
-    overlap = overlap and not interpreted()
+    overlap = overlap and can_overlap()
     pad = triton.next_power_of_2(size)
     _add_rms_norm_kernel[(rows,)](
         hidden,

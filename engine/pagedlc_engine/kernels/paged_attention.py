@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagedlc_engine.kernels.attention_kernels import attention_kernel, merge_kernel
 from pagedlc_engine.kernels.attention_plan import AttentionPlan, TileTable
-from pagedlc_engine.kernels.launch import LOG2_E, dot_precision, interpreted, launch_options
+from pagedlc_engine.kernels.launch import LOG2_E, can_copy_in_bulk, can_overlap, dot_precision, launch_options
 
 __all__ = ["AttentionConfig", "choose_config", "paged_attention"]
 
@@ -69,7 +69,7 @@ def choose_config(rows: int, head_dim: int, block_size: int, dtype: torch.dtype,
     if head_dim <= 128 and programs <= (FEW_WIDE_PROGRAMS if rows > 64 else FEW_PROGRAMS):
         return AttentionConfig(keys=64, num_warps=warps, num_stages=5)
     registers = 128 if head_dim <= 128 else None
-    if block_size % 64 == 0 and head_dim in (64, 128, 256):
+    if can_copy_in_bulk() and block_size % 64 == 0 and head_dim in (64, 128, 256):
         return AttentionConfig(keys=64, num_warps=warps, num_stages=2, bulk_copy=True, max_registers=registers)
     return AttentionConfig(keys=64, num_warps=warps, num_stages=3 if head_dim <= 128 else 2, max_registers=registers)
 
@@ -114,7 +114,7 @@ def paged_attention(
         query, key_cache, value_cache, out, plan, partial_out, partial_lse, scale, window or 0, soft_cap, config
     )
     shared = plan.shared if window is None else None
-    early = overlap and not interpreted()
+    early = overlap and can_overlap()
     for table in plan.tables if window is None else plan.unshared:
         if table.merges_prefix and shared is not None:
             launch.attend(shared, is_shared=True, early=early)
@@ -162,7 +162,7 @@ class _Launch:
                 for cache in (keys, values)
             )
         capped = self.soft_cap is not None
-        overlap = not interpreted()
+        overlap = can_overlap()
         attention_kernel[(num_kv_heads, len(table.records), table.splits)](
             self.query,
             keys,
@@ -205,7 +205,7 @@ class _Launch:
 
     def merge(self, table: TileTable, prefix_splits: int) -> None:
         num_heads, head_dim = self.query.shape[1:]
-        overlap = not interpreted()
+        overlap = can_overlap()
         parts = triton.next_power_of_2(table.splits + prefix_splits)
         heads = min(MERGED_HEADS, max(1, MERGED_AT_ONCE // parts), triton.next_power_of_2(num_heads))
         merge_kernel[(triton.cdiv(num_heads, heads), len(table.records), table.tokens)](

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedlc_engine.kernels.launch import interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_overlap, launch_options
 
 __all__ = ["norm_rope_cache", "norm_rope_cache_reference", "write_cache", "write_cache_reference"]
 
@@ -128,7 +128,7 @@ def norm_rope_cache(
     num_kv_heads, head_dim = key_cache.shape[2:]
     if query is None:
         query = torch.empty((tokens, num_heads, head_dim), dtype=projected.dtype, device=projected.device)
-    overlap = overlap and not interpreted()
+    overlap = overlap and can_overlap()
     heads = 4 if tokens < 1024 else 16
     _norm_rope_cache_kernel[(tokens, triton.cdiv(num_heads + 2 * num_kv_heads, heads))](
         projected,

@@ -28,7 +28,7 @@ from pagedlc_engine.kernels.filtered_sampling import (
     pick_filtered_kernel,
     uniform_number,
 )
-from pagedlc_engine.kernels.launch import interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_overlap, launch_options
 
 __all__ = ["sample_tokens", "sample_tokens_reference"]
 
@@ -165,7 +165,7 @@ def sample_tokens(
     indices = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     draws = temperatures is not None
     unused = indices
-    overlap = not interpreted()
+    overlap = can_overlap()
     block = BLOCK if draws and filters is not None else chunk
     blocks = parts * (chunk // block)
     block_peaks = peaks

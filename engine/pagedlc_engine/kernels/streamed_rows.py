@@ -22,7 +22,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pagedlc_engine.kernels.launch import dot_precision, interpreted, launch_options
+from pagedlc_engine.kernels.launch import can_copy_in_bulk, can_overlap, dot_precision, launch_options
 
 __all__ = [
     "Card",
@@ -266,7 +266,7 @@ def _padded(rows: int) -> int:
     return min(_MOST_TILE_ROWS, max(_LEAST_ROWS, 1 << (rows - 1).bit_length()))
 
 
-def _can_copy(tensor: torch.Tensor) -> bool:
+def _is_aligned(tensor: torch.Tensor) -> bool:
     """Whether the bulk copy engine takes it."""
     return tensor.data_ptr() % 16 == 0 and tensor.shape[1] * tensor.element_size() % 16 == 0
 
@@ -308,13 +308,13 @@ def streamed_linear(
             rows, size, depth, gated, x.element_size(), split_sums is not None, _card(x.device)
         )
     padded = _padded(rows)
-    bulk = _can_copy(x) and _can_copy(weight)
+    bulk = can_copy_in_bulk() and _is_aligned(x) and _is_aligned(weight)
     source: torch.Tensor | TensorDescriptor = x
     streamed: torch.Tensor | TensorDescriptor = weight
     if bulk:
         source = TensorDescriptor.from_tensor(x, [padded, config.step])
         streamed = TensorDescriptor.from_tensor(weight, [config.block, config.step])
-    overlap = overlap and not interpreted()
+    overlap = overlap and can_overlap()
     _streamed_kernel[(triton.cdiv(size, config.block), config.splits, triton.cdiv(rows, padded))](
         source,
         streamed,
