@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,23 @@ def test_an_engine_starts_while_another_one_generates(folder: Path) -> None:
             busy.join()
         assert answers
         assert all(found == expected for found in answers)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("engine_host", ["thread", "process"])
+def test_an_engine_on_each_card(folder: Path, engine_host: str) -> None:
+    """They generate at the same time, each with its memory on its own card, and leave torch's current one alone."""
+    options = {"engine_host": engine_host, "num_blocks": 400}
+    before = [torch.cuda.mem_get_info(card)[0] for card in (0, 1)]
+    with make(folder, device="cuda:1", **options) as second:
+        used = [free - torch.cuda.mem_get_info(card)[0] for card, free in enumerate(before)]
+        assert used[1] > 64 << 20
+        assert engine_host == "thread" or used[0] < 16 << 20
+        with make(folder, device="cuda:0", **options) as first, ThreadPoolExecutor(2) as pool:
+            expected = tokens(first)
+            answers = [pool.submit(tokens, llm) for _ in range(20) for llm in (first, second)]
+            assert all(answer.result() == expected for answer in answers)
+    assert torch.cuda.current_device() == 0
 
 
 def test_a_cache_that_does_not_fit_names_the_settings(folder: Path) -> None:
