@@ -26,7 +26,13 @@ NUM_BLOCKS = 300
 
 
 def make_engine(
-    folder: Path, device: torch.device, *, plain: bool = False, run_ahead: int = 1, **options: Any
+    folder: Path,
+    device: torch.device,
+    *,
+    plain: bool = False,
+    run_ahead: int = 1,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> Engine:
     """An engine over a tiny random model; ``plain`` is the reference: torch attention, no graphs, no run-ahead."""
     model = {key: options.pop(key) for key in list(options) if key in _MODEL_OPTIONS}
@@ -35,7 +41,6 @@ def make_engine(
     settings |= options
     config = EngineConfig.create(model=path, load_format="dummy", **settings)
     spec = read_spec(path, "dummy")
-    dtype = torch.float32
     size = config.block_size or 16
     placement = Placement(device, dtype, None, TorchAttention, config.max_num_batched_tokens or 64, size)
     budget = MemoryBudget.of(device, 0.5) if device.type == "cuda" else None
@@ -59,6 +64,8 @@ _MODEL_OPTIONS = (
     "architectures",
     "model_type",
     "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
 )
 
 

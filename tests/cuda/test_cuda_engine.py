@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc import LLM, SamplingParams
 from pagedlc_engine.errors import OutOfMemoryError
+from tests.cuda.cuda_engines import answers, make_engine
 from tests.engine.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -119,6 +121,36 @@ def test_an_engine_starts_while_another_one_generates(folder: Path) -> None:
             busy.join()
         assert answers
         assert all(found == expected for found in answers)
+
+
+def test_launches_that_overlap_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are in the same order with and without, so a token that differs was computed from what was not there yet.
+    Prompts beside answers, chains of few rows and of many, and a prefix that is read once for all."""
+    shape = {
+        "hidden_size": 3200,
+        "intermediate_size": 3200,
+        "num_attention_heads": 25,
+        "num_key_value_heads": 5,
+        "max_position_embeddings": 1024,
+    }
+    beginning = [at * at % 250 for at in range(640)]
+    prompts = [[*beginning, row] for row in range(40)] + [[row, 3, 5 * row % 250] for row in range(40)]
+    params = [SamplingParams(temperature=0.0, max_tokens=4 + row % 37, ignore_eos=True) for row in range(80)]
+    found = []
+    for overlaps in (True, False):
+        for name, module in list(sys.modules.items()):
+            if name.startswith("pagedlc_engine.kernels.") and hasattr(module, "can_overlap") and not overlaps:
+                monkeypatch.setattr(module, "can_overlap", lambda: False)
+        engine = make_engine(
+            tmp_path, torch.device("cuda:0"), run_ahead=3, dtype=torch.bfloat16, num_hidden_layers=3, max_num_seqs=96,
+            max_num_batched_tokens=256, block_size=64, num_blocks=400, **shape,
+        )  # fmt: skip
+        found += [answers(engine, prompts, params) for _ in range(3)]
+        engine.runner.close()
+    assert all(len(tokens) == 4 + int(name[1:-2]) % 37 for name, tokens in found[0].items())
+    assert found[1] == found[2]
+    assert found[1] == found[4]
+    assert found[0] == found[3]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -14,10 +14,12 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.cuda import state
+from pagedlc_engine.cuda.fused_decoder import FusedDecoder
 from pagedlc_engine.cuda.runner import CudaRunner
 from pagedlc_engine.cuda.runtime import NoWait
 from pagedlc_engine.device import GPU_MOST_AHEAD
 from pagedlc_engine.engine import Engine
+from pagedlc_engine.kernels.streamed_rows import prefers_streaming
 from pagedlc_engine.request import SamplingParams, TokenDelta
 from pagedlc_engine.sampling import Sampler
 from tests.cuda.cuda_engines import answers, make_engine
@@ -44,6 +46,23 @@ def check(
 def test_prompts_in_chunks_beside_answers(tmp_path: Path, device: torch.device) -> None:
     options = {"max_num_batched_tokens": 16, "num_hidden_layers": 2}
     check(tmp_path, device, [prompt(n) for n in (1, 5, 20)], [greedy(3)] * 3, **options)
+
+
+@pytest.mark.parametrize("count", [3, 20, 70])
+def test_products_of_many_rows_that_stream(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """As in 16-bit models where launches overlap; the type, and with it the answers' precision, is float32 here."""
+    streamed: set[int] = set()
+
+    def streams(self: FusedDecoder, x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> bool:
+        streamed.add(len(x))
+        return prefers_streaming(len(x), len(weight) // (2 if gated else 1), weight.shape[1], gated)
+
+    monkeypatch.setattr(FusedDecoder, "_streams", streams)
+    prompts = [prompt(1 + row % 5, row) for row in range(count)]
+    check(tmp_path, device, prompts, [greedy(3)] * count, max_num_seqs=96, max_num_batched_tokens=256)
+    assert max(streamed) >= count
 
 
 @pytest.mark.parametrize("length", [1, 32])

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from pagedlc_engine.kernels.few_rows import few_rows_linear, few_rows_linear_reference
+from pagedlc_engine.kernels.few_rows import RowsConfig, few_rows_linear, few_rows_linear_reference
 from pagedlc_engine.kernels.held_rows import can_hold, held_linear
 from pagedlc_engine.kernels.streamed_rows import Card, SplitSums, StreamConfig, choose_stream_config
 from tests.kernels.support import relative_error
@@ -88,10 +88,28 @@ def test_weights_that_cannot_be_held_are_refused(device: torch.device) -> None:
 
 def test_split_sums_meet_and_can_be_used_again(device: torch.device) -> None:
     meeting = SplitSums(device)
-    for fused in FUSED[:2]:
-        options = {"split_sums": meeting, "config": StreamConfig(32, 64, 4, 2, 4), **fused}
-        check(3, 96, 512, torch.float32, device, 1e-5, **options)
+    for rows in (3, 20):
+        for fused in FUSED[:2]:
+            options = {"split_sums": meeting, "config": StreamConfig(32, 64, 4, 2, 4), **fused}
+            check(rows, 96, 512, torch.float32, device, 1e-5, **options)
     assert not meeting.locks.any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "splits", "options"),
+    [(3, 4, {}), (3, 5, {"split_sums": None}), (3, 5, {"gated": True}), (200, 5, {})],
+)
+def test_splits_that_are_not_possible_are_refused(
+    device: torch.device, rows: int, splits: int, options: dict[str, Any]
+) -> None:
+    x, weight = torch.zeros(rows, 320, device=device), torch.zeros(32, 320, device=device)
+    config = StreamConfig(16, 64, splits, 2, 4)
+    with pytest.raises(ValueError, match="cannot be split"):
+        few_rows_linear(x, weight, **{"split_sums": SplitSums(device), "config": config, **options})
+
+
+def test_no_rows(device: torch.device) -> None:
+    assert few_rows_linear(torch.zeros(0, 64, device=device), torch.zeros(16, 64, device=device)).shape == (0, 16)
 
 
 @pytest.mark.parametrize("card", [Card(), Card(num_processors=170, shared_bytes=101376)])
@@ -109,14 +127,20 @@ def test_launches_fit_the_card(card: Card, itemsize: int, size: int, depth: int)
                 assert config.splits == 1 or SplitSums.holds(config.splits, rows, size, config.block)
 
 
-def test_a_norm_over_several_rows_is_refused(device: torch.device) -> None:
+def test_a_norm_over_several_rows_and_foreign_configs_are_refused(device: torch.device) -> None:
     weight = torch.zeros(16, 16, device=device)
+    with pytest.raises(ValueError, match="StreamConfig"):
+        few_rows_linear(torch.zeros(1, 16, device=device), weight, config=StreamConfig(16, 16, 1, 2, 4))
+    with pytest.raises(ValueError, match="RowsConfig"):
+        few_rows_linear(torch.zeros(2, 16, device=device), weight, config=RowsConfig(2, 4))
     with pytest.raises(ValueError, match="one row only"):
         few_rows_linear(torch.zeros(2, 16, device=device), weight, gain=torch.ones(16, device=device))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("size", "depth"), [(4096, 1024), (1024, 3072), (960, 576), (4096, 12288), (2560, 9728)])
+@pytest.mark.parametrize(
+    ("size", "depth"), [(4096, 1024), (1024, 3072), (960, 576), (4096, 12288), (2560, 9728), (96, 1020)]
+)
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 17, 33, 64, 100, 200])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sizes_of_models(size: int, depth: int, rows: int, overlap: bool) -> None:

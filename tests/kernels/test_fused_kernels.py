@@ -121,10 +121,11 @@ def test_a_rows_token_does_not_depend_on_the_batch(device: torch.device) -> None
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("with_norm", [True, False])
 @pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 16), (2, 1, 80)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 16), (2, 1, 80), (7, 1, 128)])
 def test_fused_decode(
     device: torch.device, with_norm: bool, window: int | None, held: bool, heads: int, kv_heads: int, head_dim: int
 ) -> None:
+    """Seven heads of 128 elements are merged four and three at once."""
     contexts = [1, 16, 17, 300]
     step = make_step(
         [1] * 4, contexts, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=16, device=device,
@@ -146,7 +147,7 @@ def test_fused_decode(
     arguments = (projected, *gains, rotation)
     out = torch.full((4, heads, head_dim), float("nan"), device=device)
     locks = torch.zeros(4 * kv_heads, dtype=torch.int32, device=device)
-    config = DecodeConfig(keys=16, num_warps=4, num_stages=2, held=held)
+    config = DecodeConfig(keys=16, num_warps=4, num_stages=2, held=held, guarded=with_norm)
     fused_decode(
         *arguments, *caches, step.plan, heads, scale=step.scale, window=window, locks=locks, out=out, config=config
     )

@@ -20,6 +20,7 @@ from pagedlc_engine.kernels.attention_plan import AttentionPlan
 from pagedlc_engine.kernels.embedding import embed
 from pagedlc_engine.kernels.few_rows import few_rows_linear
 from pagedlc_engine.kernels.fused_decode import fused_decode, prefers_fused_decode
+from pagedlc_engine.kernels.launch import can_overlap
 from pagedlc_engine.kernels.norm import add_rms_norm
 from pagedlc_engine.kernels.paged_attention import paged_attention
 from pagedlc_engine.kernels.rope_cache import norm_rope_cache
@@ -179,25 +180,28 @@ class FusedDecoder:
             hidden = add_rms_norm(product, stream, gain, eps, out=hidden, overlap=True)
         alone = step.shape.decodes or step.shape.samples_alone
         rows = hidden if alone else embed(step.sample_rows, hidden)
-        if 0 < len(rows) <= _CHAIN_ROWS and self.dtype != torch.float32:
-            few_rows_linear(rows, self._head, out=step.logits, overlap=True)
+        if len(rows) <= _CHAIN_ROWS and self._streams(rows, self._head):
+            few_rows_linear(rows, self._head, out=step.logits, split_sums=self._split_sums, overlap=True)
         else:
             _float32_product(rows, self._head, step.logits)
         return rows
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self._streams(x, weight, gated=False):
+        if self._streams(x, weight):
             return few_rows_linear(x, weight, bias=bias, split_sums=self._split_sums, overlap=True)
-        return _product(x, weight, bias)
+        return _library_product(x, weight, bias)
 
     def _gated_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self._streams(x, weight, gated=True):
-            return few_rows_linear(x, weight, gated=True, bias=bias, overlap=True)
-        return silu_mul(_product(x, weight, bias), overlap=True)
+            return few_rows_linear(x, weight, gated=True, bias=bias, split_sums=self._split_sums, overlap=True)
+        return silu_mul(_library_product(x, weight, bias), overlap=True)
 
-    def _streams(self, x: Tensor, weight: Tensor, gated: bool) -> bool:
-        size = len(weight) // 2 if gated else len(weight)
-        return self.dtype != torch.float32 and prefers_streaming(len(x), size, weight.shape[1], gated)
+    def _streams(self, x: Tensor, weight: Tensor, gated: bool = False) -> bool:
+        """Whether a product in the midst of cuBLAS's is one of this package's; where launches do not overlap, it would
+        gain nothing."""
+        if self.dtype == torch.float32 or not can_overlap():
+            return False
+        return prefers_streaming(len(x), len(weight) // (2 if gated else 1), weight.shape[1], gated)
 
     def _attend(self, layer: _Layer, projected: Tensor, step: StepTensors, keys: Tensor, values: Tensor) -> Tensor:
         if self._fuses_decode(step.shape):
@@ -226,7 +230,7 @@ def _float32_product(rows: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     return torch.mm(rows, weight.t(), out_dtype=torch.float32, out=out)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _library_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from pagedlc_engine.cuda.fused_decoder import FusedDecoder, StepTensors
 from pagedlc_engine.cuda.layout import PacketLayout, StepShape
 from pagedlc_engine.cuda.packer import Packed, StepPacker
 from pagedlc_engine.cuda.runtime import CudaRuntime, Graph, Mark, NoWait, StepEvent, capture_stream
-from pagedlc_engine.cuda.shapes import ShapeBook
+from pagedlc_engine.cuda.shapes import MixedNeed, ShapeBook
 from pagedlc_engine.cuda.slots import SlotTable
 from pagedlc_engine.cuda.state import PACKETS, DeviceState
 from pagedlc_engine.kernels.attention_plan import AttentionGeometry, Ints
@@ -175,7 +175,9 @@ class CudaRunner(ModelRunner):
     def _launch_all(self) -> None:
         self._state.admit()
         self._state.admit_many(np.zeros(1, np.int32))
-        for shape in self._book.captured():
+        # One prompt by itself, as steps that no graph fits launch it: its last row takes products of its own.
+        prompt = self._book.exact(MixedNeed(tokens=64, samples=1, narrow=0, chunks=np.array([64]), split=False))
+        for shape in (*self._book.captured(), prompt, replace(prompt, every_row=True)):
             self._launch(self._state.step_tensors(shape), self._short)
         self.sampler.launch_kernels()
 

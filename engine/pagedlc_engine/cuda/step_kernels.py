@@ -66,7 +66,8 @@ def unpack_kernel(
 ):
     """Grid (programs,): each takes LANES entries of every region. Regions longer than the step holds are padded:
     tokens that are stored nowhere, samples of no slot. All of the packet is asked for at once, padding included: the
-    way to the host's memory and back is most of this kernel's time."""
+    way to the host's memory and back is most of this kernel's time. Must stay a plain launch without a trigger: later
+    kernels read its results before they wait for their predecessors."""
     index = tl.program_id(0) * LANES + tl.arange(0, LANES)
     packet = packets + (tl.load(ticket) % PACKETS) * PACKET
     num_tokens = tl.load(packet)

@@ -167,7 +167,7 @@ def few_rows_linear(
         ``out``, summed in float32.
 
     Raises:
-        ValueError: There is a gain and more than one row.
+        ValueError: There is a gain and more than one row, or the config is one for another number of rows.
     """
     rows = len(x)
     if gain is not None and rows > 1:
@@ -175,15 +175,19 @@ def few_rows_linear(
     overlap = overlap and can_overlap()
     if overlap and config is None and can_hold(rows, weight):
         return held_linear(x, weight, gated=gated, bias=bias, residual=residual, out=out, overlap=True)
-    if rows > 1:
+    if rows != 1:
+        if isinstance(config, RowsConfig):
+            raise ValueError(f"A RowsConfig is for one row, not {rows}; give a StreamConfig.")
         return streamed_linear(
             x, weight, gated=gated, bias=bias, residual=residual, out=out, split_sums=split_sums, overlap=overlap,
-            config=config if isinstance(config, StreamConfig) else None,
+            config=config,
         )  # fmt: skip
+    if isinstance(config, StreamConfig):
+        raise ValueError("A StreamConfig is for several rows, not one; give a RowsConfig.")
     depth, size = x.shape[1], weight.shape[0] // (2 if gated else 1)
     if out is None:
         out = torch.empty((1, size), dtype=x.dtype, device=x.device)
-    if not isinstance(config, RowsConfig):
+    if config is None:
         config = _rows_config(size, depth, gated, overlap)
     _gemv_kernel[(triton.cdiv(size, config.rows),)](
         x,

@@ -38,7 +38,7 @@ __all__ = [
 _MOST_SPLIT_PROGRAMS = 400
 # One compiled merge serves all launches of so many splits and fewer.
 _LEAST_PARTS = 16
-# Elements of intermediate results that a program of four warps merges at once, 64 in each thread.
+# Elements of intermediate results that a program merges at once: 64 in each thread of four warps, 128 of two.
 _MERGED_AT_ONCE = 8192
 
 
@@ -328,6 +328,9 @@ def fused_decode(
 
     Returns:
         ``out``.
+
+    Raises:
+        ValueError: There are too few locks.
     """
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     (table,) = plan.tables
@@ -340,6 +343,8 @@ def fused_decode(
         tiles = len(table.records)
         programs = tiles * table.splits * num_kv_heads
         config = choose_decode_config(head_dim, projected.dtype, tiles, table.splits, programs)
+    if table.splits > 1 and locks.numel() < len(table.records) * num_kv_heads:
+        raise ValueError(f"{len(table.records)} tiles of {num_kv_heads} heads need as many locks, not {locks.numel()}.")
     head_pad = triton.next_power_of_2(head_dim)
     parts = 1 if table.splits == 1 else max(_LEAST_PARTS, triton.next_power_of_2(table.splits))
     group = num_heads // num_kv_heads

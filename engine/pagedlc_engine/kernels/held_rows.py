@@ -3,7 +3,8 @@
 In a chain of overlapped launches (programmatic dependent launch) every program loads its part of a small weight while
 the kernel before still runs; what remains after the wait is the input, one pass of ``tl.dot`` and the sum. Each
 warp takes its own part of K, so the products of a warp are few and the warps' sums meet once. Only for weights that
-a card's registers hold at once: a larger one streams better through the pipelined loop of :mod:`few_rows`.
+a card's registers hold at once: a larger one streams better through the pipelined loop of
+:mod:`streamed_rows`.
 """
 
 # Upper-case arguments of kernels are compile-time constants.

@@ -52,7 +52,8 @@ def can_copy_in_bulk() -> bool:
 
 
 def _is_hopper_or_later() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)
 
 
 def launch_options(
@@ -63,9 +64,10 @@ def launch_options(
     Args:
         num_warps: Warps a program.
         num_stages: Depth of the software pipeline.
-        overlap: Programmatic dependent launch: the kernel may start while its predecessor still runs, and waits
-            inside for what it needs. The kernel must have been given the matching compile-time flag; see
-            :func:`can_overlap`.
+        overlap: Programmatic dependent launch, where :func:`can_overlap`: the kernel may start while its predecessor
+            still runs. It must have been given the matching compile-time flag, and keep the rule of such chains: every
+            program waits (``gdc_wait``) before it writes anything and before it ends, and reads before that only what
+            earlier steps or the step's first kernel, which nothing overlaps, have written.
         max_registers: Most registers a thread; ``None`` leaves it to the compiler.
     """
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}

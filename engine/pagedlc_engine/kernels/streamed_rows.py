@@ -152,7 +152,8 @@ class StreamConfig:
 
 
 class SplitSums:
-    """Memory through which programs that share a sum meet; one serves all products of a step in turn.
+    """Memory through which programs that share a sum meet; one serves all products of a step in turn, and its locks the
+    splits of attention.
 
     Args:
         device: A CUDA device, or a CPU with Triton's interpreter.
@@ -298,16 +299,26 @@ def streamed_linear(
 
     Returns:
         ``out``, summed in float32.
+
+    Raises:
+        ValueError: ``config`` splits K where that is not possible.
     """
     rows, depth = x.shape
     size = weight.shape[0] // (2 if gated else 1)
     if out is None:
         out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    if rows == 0:
+        return out
     if config is None:
         config = choose_stream_config(
             rows, size, depth, gated, x.element_size(), split_sums is not None, _card(x.device)
         )
     padded = _padded(rows)
+    if config.splits > 1 and (split_sums is None or gated or rows > padded or depth % (config.splits * config.step)):
+        raise ValueError(
+            f"K of {depth} cannot be split by {config}: that takes split_sums, at most {_MOST_TILE_ROWS} rows, no "
+            "gate, and shares of whole steps."
+        )
     bulk = can_copy_in_bulk() and _is_aligned(x) and _is_aligned(weight)
     source: torch.Tensor | TensorDescriptor = x
     streamed: torch.Tensor | TensorDescriptor = weight

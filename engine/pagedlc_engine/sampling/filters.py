@@ -66,14 +66,28 @@ def top_k_cut(weights: Tensor, spec: TopK) -> Tensor:
 
 def _by_partial_sort(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
     """Cuts of top_k, and of top_p among the k largest; float32 [R, 1] each."""
-    top, _ = largest(weights, spec.width)
+    width = min(spec.width + 1, weights.shape[1])
+    top, _ = largest(weights, width)
     kth = top.gather(1, spec.top_k - 1)
     if spec.top_p is None:
         return kth, kth
-    # Of the mass that top_k leaves, ties of its last token included; a nucleus that needs these ends at their value.
-    mass = drop_below(weights.clone(), kth).sum(-1, keepdim=True, dtype=torch.float64)
-    top = top.masked_fill_(torch.arange(spec.width, device=top.device) >= spec.top_k, 0.0)
+    following = top.gather(1, spec.top_k.clamp(max=width - 1))
+    top = top.masked_fill_(torch.arange(width, device=top.device) >= spec.top_k, 0.0)
+    mass = top.sum(-1, keepdim=True, dtype=torch.float64)
+    # Ties of the last token count, too; a nucleus that needs them ends at their value.
+    tied = (following == kth) & (spec.top_k < width)
+    if weights.is_cuda:  # all rows, so that the host need not look
+        mass = torch.where(tied, _kept_mass(weights.clone(), kth), mass)
+    else:
+        rows = tied.nonzero()[:, 0]
+        if len(rows):
+            mass = mass.index_copy(0, rows, _kept_mass(select(weights, rows).clone(), kth[rows]))
     return kth, _nucleus(top, spec.top_p * mass)[0]
+
+
+def _kept_mass(weights: Tensor, cut: Tensor) -> Tensor:
+    """Mass of the weights (float32 [R, V]; changed) from ``cut`` on, float64 [R, 1]."""
+    return drop_below(weights, cut).sum(-1, keepdim=True, dtype=torch.float64)
 
 
 def _by_search(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
