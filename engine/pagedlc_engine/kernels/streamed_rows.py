@@ -41,6 +41,9 @@ _LEAST_ROWS = 16
 _MOST_SPLITS = 8
 _MOST_SUMS = 2 << 20
 _LOCKS = 8192
+# Deeper pipelines than these were slower.
+_GATED_STAGES = 4
+_WIDE_STAGES = 6
 _MOST_STAGES = 8
 # Shared memory left to the kernels before and after, whose programs start before this one's have ended.
 _SPARE_BYTES = 32 << 10
@@ -209,7 +212,7 @@ def choose_stream_config(
     padded = _padded(rows)
     few = padded == _LEAST_ROWS
     processors = card.num_processors
-    most = processors * 8 // 11  # of 132, 96
+    enough = processors * 8 // 11  # programs that about fill the card: 96 of 132
     step = 128 if itemsize < 4 else 64
     can_split = can_split and not gated and rows <= padded
     if few:
@@ -217,16 +220,16 @@ def choose_stream_config(
     elif gated and rows > padded:
         block, step = 64, step // 2
     elif gated:
-        block = next((block for block in (128, 64) if size // block >= most), 32)
+        block = next((block for block in (128, 64) if size // block >= enough), 32)
         step //= 2 if block > 32 else 1
     else:
-        block = 64 if size // 64 >= most or (can_split and depth >= 8192 and size // 32 >= most) else 32
+        block = 64 if size // 64 >= enough or (can_split and depth >= 8192 and size // 32 >= enough) else 32
     splits = 1
 
     def too_few(programs: int) -> bool:
         if few:
             return programs < 128 or (programs < 192 and depth // splits > 1024)
-        return programs < (most if block == 64 else 128) and depth // splits > 1024
+        return programs < (enough if block == 64 else 128) and depth // splits > 1024
 
     while (
         can_split
@@ -239,7 +242,8 @@ def choose_stream_config(
     tile = (padded + block * (2 if gated else 1)) * step * itemsize
     programs = -(-size // block) * splits * -(-rows // padded)
     room = (card.shared_bytes - _SPARE_BYTES) // (1 if programs <= processors else 2)
-    stages = min(_MOST_STAGES, room // tile, max(4, depth // splits // step * 3 // 4))
+    most_stages = _GATED_STAGES if gated else _WIDE_STAGES if block == 64 else _MOST_STAGES
+    stages = min(most_stages, room // tile, max(4, depth // splits // step * 3 // 4))
     sums = padded * block * (2 if gated else 1)
     return StreamConfig(block, step, splits, max(2, stages), num_warps=8 if sums > 16384 else 4)
 
