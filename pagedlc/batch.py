@@ -11,7 +11,7 @@ from pagedlc.prefix import PrefixHistory
 from pagedlc.prompts import PreparedRequest
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.client import EngineClient, Mailbox, RequestHandle
-from pagedlc_engine.errors import own_copy
+from pagedlc_engine.errors import InvalidRequestError, PagedLCError, own_copy
 from pagedlc_engine.request import TokenDelta
 
 __all__ = ["RequestBatch"]
@@ -47,6 +47,7 @@ class RequestBatch:
             item.request.request_id: RequestReader(tokenizer, item.request, item.text, item.token_ids)
             for item in requests
         }
+        self._positions = {item.request.request_id: at for at, item in enumerate(requests)}
         self._handles: dict[str, RequestHandle] = {}
         for first in range(0, len(requests), _TOGETHER):
             group = [
@@ -64,13 +65,19 @@ class RequestBatch:
         """
         for delta in deltas:
             if delta.error is not None:
-                raise own_copy(delta.error)
+                raise self._named(own_copy(delta.error), delta.request_id)
             chunk = self._readers[delta.request_id].read(delta)
             if chunk is None:
                 continue
             if chunk.finish_reason is not None and delta.finish_reason is None:
                 self._handles[delta.request_id].abort(delta.index)
             yield chunk
+
+    def _named(self, error: PagedLCError, request_id: str) -> PagedLCError:
+        """The error of one request among several says whose it is."""
+        if isinstance(error, InvalidRequestError) and len(self._positions) > 1:
+            return type(error)(f"Prompt {self._positions[request_id]}: {error}")
+        return error
 
     def read(self, deltas: Sequence[TokenDelta]) -> int:
         """Take deltas in; returns how many requests they completed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class ChatTemplate:
                 "pass add_generation_prompt=False with it."
             )
         conversation = normalize_messages(messages)
-        schemas = [dict(tool) for tool in tools] if tools else None
+        schemas = _schemas(tools) if tools else None
         template = self.source(with_tools=schemas is not None)
         _check_roles(conversation, template)
         return _render(
@@ -125,6 +125,16 @@ class ChatTemplate:
             continue_final_message=continue_final_message,
             **{**self._tokenizer.special_tokens_map, **chat_template_kwargs},
         )
+
+
+def _schemas(tools: Any) -> list[dict[str, Any]]:
+    if isinstance(tools, Mapping | str) or not isinstance(tools, Iterable):
+        raise InvalidRequestError(f"tools is a list of JSON schemas (dicts), not {type(tools).__name__}.")
+    schemas = list(tools)
+    for tool in schemas:
+        if not isinstance(tool, Mapping):
+            raise InvalidRequestError(f"A tool is a JSON schema (a dict), not {type(tool).__name__}: {tool!r}")
+    return [dict(tool) for tool in schemas]
 
 
 def _check_roles(conversation: list[dict[str, Any]], template: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -228,9 +228,12 @@ class LLM(ServedModel):
         Raises:
             InvalidRequestError: No chat template, or it refuses the messages.
         """
-        return self.chat_template.render(
-            messages, tools, add_generation_prompt, continue_final_message, **(chat_template_kwargs or {})
-        )
+        variables = chat_template_kwargs or {}
+        if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+            raise InvalidRequestError(f"chat_template_kwargs is a dict of the template's variables, not {variables!r}.")
+        if reserved := {"messages", *_TEMPLATE_OPTIONS} & set(variables):
+            raise InvalidRequestError(f"chat_template_kwargs cannot hold {', '.join(sorted(reserved))}.")
+        return self.chat_template.render(messages, tools, add_generation_prompt, continue_final_message, **variables)
 
     def _render(self, messages: Messages, options: Mapping[str, Any]) -> list[int]:
         try:
@@ -247,7 +250,8 @@ class LLM(ServedModel):
         Raises:
             InvalidRequestError: An id is not a string.
         """
-        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        several = isinstance(request_id, Iterable) and not isinstance(request_id, str)
+        request_ids: list[Any] = list(request_id) if several else [request_id]
         if not all(isinstance(item, str) for item in request_ids):
             raise InvalidRequestError(f"A request id is a string; these are not all: {request_ids!r}")
         client = self._client

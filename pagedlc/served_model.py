@@ -8,7 +8,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from tqdm import tqdm
 
@@ -21,7 +21,7 @@ from pagedlc_engine import heap
 from pagedlc_engine.client import EngineClient
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.engine import check_max_model_len
-from pagedlc_engine.errors import EngineClosedError
+from pagedlc_engine.errors import ConfigError, EngineClosedError
 from pagedlc_engine.hosts import EngineHost, start_host
 from pagedlc_engine.model import ModelSpec, read_spec
 from pagedlc_engine.stats import EngineStats
@@ -170,6 +170,12 @@ class ServedModel:
             client.close()
             if client.device == "cuda":
                 heap.take_back(client)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ConfigError(
+            f"{type(self).__name__} cannot be copied or pickled: it is an engine with threads and weights. Hand it "
+            "around within the process; another process makes its own."
+        )
 
     def __enter__(self) -> Self:
         return self

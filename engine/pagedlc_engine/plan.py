@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pagedlc_engine.request import TokenLogprobs
 from pagedlc_engine.sequence import Sequence
 
-__all__ = ["ScheduledSequence", "StepPlan", "StepResult"]
+__all__ = ["BAD_LOGITS", "ScheduledSequence", "StepPlan", "StepResult"]
+
+#: The one reason for a missing token that is not the request's.
+BAD_LOGITS = "The model's logits for this request are not finite numbers; its weights or its dtype may be at fault."
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -83,10 +82,8 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingResult:
         """Launch a step. Steps run in the order of these calls."""
-        with self._threads.for_step(plan.num_tokens) if self._threads is not None else nullcontext():
-            return self._execute(plan)
-
-    def _execute(self, plan: StepPlan) -> PendingResult:
+        if self._threads is not None:
+            self._threads.use_for(plan.num_tokens)
         self._release(plan.released)
         if plan.copies:
             self.backend.copy_blocks(plan.copies)

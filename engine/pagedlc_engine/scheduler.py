@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pagedlc_engine.errors import InvalidRequestError, PagedLCError
 from pagedlc_engine.kv.manager import KVCacheManager
-from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
+from pagedlc_engine.plan import BAD_LOGITS, ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import FinishReason, Request, TokenDelta, TokenLogprobs
 from pagedlc_engine.sequence import Sequence, Status
 from pagedlc_engine.stats import EngineStats
@@ -329,7 +329,9 @@ class Scheduler:
     def _append(self, sequence: Sequence, at: int, result: StepResult) -> TokenDelta | None:
         sequence.num_inflight -= 1
         if at in result.failures:
-            return self._finish(sequence, "error", error=PagedLCError(result.failures[at]))
+            problem = result.failures[at]
+            error = PagedLCError(problem) if problem == BAD_LOGITS else InvalidRequestError(problem)
+            return self._finish(sequence, "error", error=error)
         token = result.token_ids[at]
         sequence.tokens.append(token)
         self.num_generated += 1
@@ -338,9 +340,9 @@ class Scheduler:
         logprobs = result.logprobs[at]
         reason, stop_reason = self._finish_reason(sequence, token)
         if sequence.matcher is not None and reason != "stop":
-            problem = sequence.matcher.accept(token)
-            if problem is not None:
-                return self._finish(sequence, "error", error=PagedLCError(problem))
+            refusal = sequence.matcher.accept(token)
+            if refusal is not None:
+                return self._finish(sequence, "error", error=InvalidRequestError(refusal))
             reason = "stop" if sequence.matcher.complete else reason
         if logprobs is not None:
             sequence.held_logprobs.append(logprobs)

@@ -6,9 +6,8 @@ the speed. How many threads pay depends on the model and the machine, so it is t
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -20,15 +19,12 @@ __all__ = ["FEW_TOKENS", "StepThreads", "usual_threads"]
 FEW_TOKENS = 16
 _TRIED_TOKENS = 8
 _REPEATS = 3
-#: What an engine had before its last small step.
+#: What was usual when a thread was last given another number.
 _usual = 1
 
 
 def usual_threads() -> int:
-    """torch's CPU threads, without what small steps of other engines make of them.
-
-    Every thread has its own number; one that is new to torch begins with the last that was set anywhere.
-    """
+    """torch's CPU threads, without what small steps of an engine make of them in the thread that runs it."""
     current = torch.get_num_threads()
     return _usual if current == 1 else current
 
@@ -47,38 +43,41 @@ class StepThreads:
         if decoder is not None and self._many > 1:
             self._few = min((1, self._many), key=lambda threads: _seconds(decoder, threads))
 
-    @contextmanager
-    def for_step(self, num_tokens: int) -> Iterator[None]:
-        """Use the right number of threads for a step of ``num_tokens`` tokens."""
-        if self._few == self._many or num_tokens > FEW_TOKENS:
-            if self._on_cpu and torch.get_num_threads() != self._many:
-                torch.set_num_threads(self._many)
-            yield
-            return
-        with _threads(self._few, self._many):
-            yield
+    def use_for(self, num_tokens: int) -> None:
+        """Give this thread, which runs the engine, the right number for a step of ``num_tokens`` tokens, to keep."""
+        wanted = self._few if num_tokens <= FEW_TOKENS else self._many
+        if self._on_cpu and torch.get_num_threads() != wanted:
+            _set_here(wanted, self._many)
 
 
-@contextmanager
-def _threads(number: int, before: int) -> Iterator[None]:
+def _set_here(number: int, usual: int) -> None:
+    """torch's CPU threads in this thread only.
+
+    Every thread has its own number, but one that is new to torch begins with the last that was set anywhere. So a
+    thread that ends at once sets the usual one again: the program's next pool must not be born with an engine's number.
+    """
     global _usual
-    _usual = before
+    _usual = usual
     torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    if number != usual:
+        last = threading.Thread(target=torch.set_num_threads, args=(usual,), name="pagedlc-threads")
+        last.start()
+        last.join()
 
 
 def _seconds(decoder: Decoder, threads: int) -> float:
     """The least time of a few small steps without attention."""
     tokens = torch.zeros(_TRIED_TOKENS, dtype=torch.int64)
     best = float("inf")
-    with _threads(threads, usual_threads()):
+    usual = usual_threads()
+    _set_here(threads, usual)
+    try:
         for _ in range(_REPEATS + 1):
             start = time.perf_counter()
             decoder.compute_logits(decoder.forward(tokens, tokens, _no_attention))
             best = min(best, time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(usual)
     return best
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tiny_models import make_tiny_model, tiny_llm
 
 from pagedlc import (
     LLM,
+    ConfigError,
     EngineDeadError,
     InvalidRequestError,
     ModelLoadError,
@@ -139,6 +142,38 @@ def test_weights_that_fit_no_memory(tmp_path: Path) -> None:
 def test_sampling_values_beside_messages_are_sent_where_they_belong(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"'max_tokens'.*SamplingParams"):
         llm.chat([{"role": "user", "content": "x"}], max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tools": 5}, "list of JSON schemas"),
+        ({"tools": {"a": 1}}, "list of JSON schemas"),
+        ({"tools": [5]}, "a dict"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs is a dict"),
+        ({"chat_template_kwargs": {"messages": []}}, "cannot hold messages"),
+        ({"chat_template_kwargs": {"tools": []}}, "cannot hold tools"),
+    ],
+)
+def test_what_a_chat_template_cannot_take(llm: LLM, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        llm.chat([{"role": "user", "content": "a"}], **options)
+
+
+@pytest.mark.parametrize("make_another", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_engine_is_not_copied(llm: LLM, make_another: Callable[[LLM], object]) -> None:
+    with pytest.raises(ConfigError, match="cannot be copied"):
+        make_another(llm)
+
+
+def test_a_request_that_fails_on_its_way_is_named(llm: LLM) -> None:
+    impossible = SamplingParams(max_tokens=4, structured_outputs={"regex": "b"}, bad_words=["b"])
+    fine = SamplingParams(max_tokens=2)
+    with pytest.raises(InvalidRequestError, match=r"^Prompt 1: No token is left"):
+        llm.generate([[1], [2]], [fine, impossible])
+    with pytest.raises(InvalidRequestError, match=r"^No token is left"):
+        llm.generate([[2]], impossible)
+    assert len(llm.generate([[1], [2]], fine)) == 2
 
 
 def test_thousands_of_choices(llm: LLM) -> None:

@@ -111,6 +111,19 @@ def test_a_grammar_is_compiled_once_and_a_failure_is_not_kept(tiny: LLM) -> None
     assert calls == 1
 
 
+def test_of_large_grammars_fewer_are_kept(tiny: LLM) -> None:
+    compiler = GrammarCompiler(lambda: tiny.tokenizer.vocabulary(300), text_capacity=2500)
+    specs = [StructuredOutputsParams(regex="a" * 1000 + str(number)) for number in range(3)]
+    kept = [compiler.compile(spec) for spec in specs]
+    assert compiler.compile(specs[2]) is kept[2]
+    assert compiler.compile(specs[1]) is kept[1]
+    assert compiler.compile(specs[0]) is not kept[0]
+    large = StructuredOutputsParams(choice=["b" * 3000, "c"])
+    assert large.num_characters == 3001
+    found = compiler.compile(large)
+    assert compiler.compile(large) is found
+
+
 def test_the_others_get_the_same_tokens_as_alone(tiny: LLM) -> None:
     free = [SamplingParams(max_tokens=24, seed=seed, temperature=1.0, ignore_eos=True) for seed in range(6)]
     alone = [tiny.generate("hello", params)[0].outputs[0].token_ids for params in free]

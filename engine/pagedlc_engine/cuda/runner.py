@@ -22,12 +22,11 @@ from pagedlc_engine.cuda.state import PACKETS, DeviceState
 from pagedlc_engine.kernels.attention_plan import AttentionGeometry, Ints
 from pagedlc_engine.kernels.launch import compile_ahead
 from pagedlc_engine.kernels.sampling import sample_tokens
-from pagedlc_engine.plan import ScheduledSequence, StepPlan, StepResult
+from pagedlc_engine.plan import BAD_LOGITS, ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import TokenLogprobs
 from pagedlc_engine.runner import ModelRunner
 from pagedlc_engine.sampling import SampledTokens, Sampler
 from pagedlc_engine.sampling.rows import send_ints
-from pagedlc_engine.sampling.sampler import BAD_LOGITS
 from pagedlc_engine.sequence import Sequence
 
 if TYPE_CHECKING:

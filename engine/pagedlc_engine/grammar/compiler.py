@@ -26,14 +26,21 @@ class GrammarCompiler:
     Args:
         vocabulary: Makes the model's vocabulary; called once, on the pool, when the first grammar comes.
         capacity: How many compiled grammars are remembered.
+        text_capacity: Of how many characters in all, as they were given; the latest is remembered however long.
         time_limit: Seconds after which a grammar is given up.
     """
 
     def __init__(
-        self, vocabulary: Callable[[], TokenVocabulary], *, capacity: int = 128, time_limit: float = 30.0
+        self,
+        vocabulary: Callable[[], TokenVocabulary],
+        *,
+        capacity: int = 128,
+        text_capacity: int = 256 << 10,
+        time_limit: float = 30.0,
     ) -> None:
         self._make_vocabulary = vocabulary
         self._capacity = capacity
+        self._text_capacity = text_capacity
         self._time_limit = time_limit
         self._pool: ThreadPoolExecutor | None = None
         self._library: GrammarLibrary | None = None
@@ -51,9 +58,18 @@ class GrammarCompiler:
             return found
         future = self._start(spec)
         self._compiled[spec] = future
-        if len(self._compiled) > self._capacity:
-            self._compiled.popitem(last=False)
+        self._forget()
         return future
+
+    def _forget(self) -> None:
+        """Let go of failures, and of the oldest beyond what is to be remembered: a compiled grammar takes some hundred
+        times the memory of its text."""
+        for spec in [spec for spec, found in self._compiled.items() if found.done() and found.exception() is not None]:
+            del self._compiled[spec]
+        characters = sum(spec.num_characters for spec in self._compiled)
+        while len(self._compiled) > 1 and (len(self._compiled) > self._capacity or characters > self._text_capacity):
+            oldest, _ = self._compiled.popitem(last=False)
+            characters -= oldest.num_characters
 
     def _start(self, spec: StructuredOutputsParams) -> Future[TokenMatcher]:
         if self._pool is None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarLibrary", "LibraryMatcher"]
 
-_LIMITS = LLParserLimits(verbose_errors=False)
+#: An object takes four items of a row for each optional property: room for some thousands.
+_LIMITS = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)
 
 
 class LibraryMatcher:
@@ -63,7 +64,11 @@ class LibraryMatcher:
         return LibraryMatcher(self._matcher.deep_copy(), self._words)
 
     def _problem(self) -> str:
-        return f"The answer cannot be kept to structured_outputs: {_message(self._matcher)}"
+        problem = _message(self._matcher).rstrip(".")
+        return (
+            f"The answer cannot be kept to structured_outputs: {problem}. Simplify it, or take back what forbids its "
+            "tokens (bad_words, allowed_token_ids, logit_bias)."
+        )
 
 
 class GrammarLibrary:

@@ -70,6 +70,12 @@ class StructuredOutputsParams:
         """Which of :data:`KINDS` is set."""
         return next(name for name in KINDS if getattr(self, name))
 
+    @property
+    def num_characters(self) -> int:
+        """Length of what was given, as text."""
+        value = getattr(self, self.kind)
+        return sum(map(len, value)) if self.kind == "choice" else len(str(value))
+
 
 def _schema(value: Any) -> str:
     schema = _json_value("json", _schema_of_class(value) if isinstance(value, type) else value)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pagedlc_engine.errors import InvalidRequestError, PagedLCError
+from pagedlc_engine.plan import BAD_LOGITS
 from pagedlc_engine.request import SamplingParams, TokenLogprobs
 from pagedlc_engine.sampling.draw import draw
 from pagedlc_engine.sampling.filters import TopK, TopP, drop_below, top_k_cut, top_p_cut
@@ -23,7 +24,6 @@ from pagedlc_engine.validation import GREATEST_BIAS
 
 __all__ = ["SampledTokens", "Sampler", "SamplerKernels"]
 
-BAD_LOGITS = "The model's logits for this request are not finite numbers; its weights or its dtype may be at fault."
 NOTHING_ALLOWED = (
     "No token is left to sample: logit_bias, bad_words, min_tokens and structured_outputs together forbid the whole "
     "vocabulary. "
