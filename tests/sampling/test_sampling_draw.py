@@ -13,9 +13,10 @@ from pagedlc_engine.request import SamplingParams
 from pagedlc_engine.sampling import Sampler
 from pagedlc_engine.sampling.draw import draw
 from pagedlc_engine.sampling.filters import TopK, top_k_cut, top_p_cut
+from pagedlc_engine.sampling.logprobs import measure
 from pagedlc_engine.sampling.radix import cut_reaching
 from pagedlc_engine.sampling.rng import signed64, uniform
-from pagedlc_engine.sampling.rows import largest, row_argmax
+from pagedlc_engine.sampling.rows import largest, row_argmax, row_sums
 
 
 def test_the_reference_generator_gives_the_published_numbers() -> None:
@@ -174,6 +175,24 @@ def test_a_nucleus_counts_the_ties_that_top_k_keeps_whatever_else_is_in_the_batc
     assert top_k_cut(weights, TopK(None, torch.tensor([[k]]), k, p)).item() == expected
     beside = TopK(None, torch.tensor([[k], [1500]]), 1500, p.expand(2, 1))
     assert top_k_cut(weights.repeat(2, 1), beside)[0].item() == expected
+
+
+def test_a_rows_sums_are_the_same_alone_and_among_others() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for seed in range(20):
+            logits = torch.randn(8, 49152, generator=torch.Generator().manual_seed(seed)) * 4
+            weights = (logits - logits.amax(-1, keepdim=True)).exp()
+            tokens, half = logits.argmin(-1), torch.full((8, 1), 0.5, dtype=torch.float64)
+            together = row_sums(weights), measure(logits, tokens, 2), top_p_cut(weights, half)
+            for row in range(8):
+                one = slice(row, row + 1)
+                alone = row_sums(weights[one]), measure(logits[one], tokens[one], 2), top_p_cut(weights[one], half[one])
+                for found, expected in zip(alone, together, strict=True):
+                    assert torch.equal(found[0], expected[row])
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 128, 130, 2048, 5001])

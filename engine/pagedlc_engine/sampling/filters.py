@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagedlc_engine.sampling.radix import cut_reaching
-from pagedlc_engine.sampling.rows import largest, select
+from pagedlc_engine.sampling.rows import largest, row_sums, select
 
 __all__ = ["MOST_CANDIDATES", "TopK", "TopP", "drop_below", "top_k_cut", "top_p_cut"]
 
@@ -73,7 +73,7 @@ def _by_partial_sort(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
         return kth, kth
     following = top.gather(1, spec.top_k.clamp(max=width - 1))
     top = top.masked_fill_(torch.arange(width, device=top.device) >= spec.top_k, 0.0)
-    mass = top.sum(-1, keepdim=True, dtype=torch.float64)
+    mass = row_sums(top)
     # Ties of the last token count, too; a nucleus that needs them ends at their value.
     tied = (following == kth) & (spec.top_k < width)
     if weights.is_cuda:  # all rows, so that the host need not look
@@ -87,7 +87,7 @@ def _by_partial_sort(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
 
 def _kept_mass(weights: Tensor, cut: Tensor) -> Tensor:
     """Mass of the weights (float32 [R, V]; changed) from ``cut`` on, float64 [R, 1]."""
-    return drop_below(weights, cut).sum(-1, keepdim=True, dtype=torch.float64)
+    return row_sums(drop_below(weights, cut))
 
 
 def _by_search(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def top_p_cut(weights: Tensor, top_p: Tensor) -> Tensor:
     Returns:
         float32 [R, 1].
     """
-    wanted = top_p * weights.sum(-1, keepdim=True, dtype=torch.float64)
+    wanted = top_p * row_sums(weights)
     if weights.is_cuda:
         return nucleus_by_sort(weights, wanted)
     cut, reached = _nucleus(largest(weights, min(_USUAL_NUCLEUS, weights.shape[1]))[0], wanted)

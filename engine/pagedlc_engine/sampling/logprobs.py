@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagedlc_engine.request import Logprob, TokenLogprobs
-from pagedlc_engine.sampling.rows import largest
+from pagedlc_engine.sampling.rows import largest, row_sums
 
 __all__ = ["listings", "measure", "prompt_logprobs"]
 
@@ -49,7 +49,8 @@ def measure(logits: Tensor, token_ids: Tensor, width: int) -> Tensor:
         float64 [R, 3 + 2 * width], which holds all of these numbers exactly: token, log-probability, rank, then the
         likeliest tokens' ids and log-probabilities.
     """
-    norms = logits.logsumexp(-1, keepdim=True)
+    peak = logits.amax(-1, keepdim=True)
+    norms = (peak + row_sums((logits - peak).exp_()).log()).to(torch.float32)
     chosen = logits.gather(1, token_ids[:, None])
     ranks = (logits > chosen).sum(-1, keepdim=True) + 1
     values, indices = largest(logits, min(width, logits.shape[1]))

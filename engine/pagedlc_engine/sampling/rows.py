@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["CHUNK", "chunked", "largest", "row_argmax", "select", "send_ints", "take_chunks"]
+__all__ = ["CHUNK", "chunked", "largest", "row_argmax", "row_sums", "select", "send_ints", "take_chunks"]
 
 CHUNK = 128
 
@@ -35,6 +35,12 @@ def chunked(values: Tensor, fill: float) -> Tensor:
     if missing:
         values = pad(values, (0, missing), value=fill)
     return values.view(rows, (columns + missing) // CHUNK, CHUNK)
+
+
+def row_sums(values: Tensor) -> Tensor:
+    """Each row's sum: [R, V] to float64 [R, 1], the same to the last bit whatever other rows there are. By itself torch
+    shares a long row out among its threads where there is only one, and several rows it does not."""
+    return chunked(values, 0.0).sum(-1, dtype=torch.float64).sum(-1, keepdim=True)
 
 
 def take_chunks(chunks: Tensor, index: Tensor) -> Tensor:
