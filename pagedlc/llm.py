@@ -156,7 +156,7 @@ class LLM(ServedModel):
         Raises:
             InvalidRequestError: The model has no chat template, or messages or parameters are invalid.
         """
-        prompts = [self._render(item, template_options) for item in _conversations(messages)]
+        prompts = self._render_all(messages, template_options)
         return self._run(self._prepare(prompts, sampling_params, priority, cache_salt), use_tqdm)
 
     async def achat(
@@ -170,7 +170,7 @@ class LLM(ServedModel):
     ) -> list[RequestOutput]:
         """:meth:`chat` for asyncio; cancelling the task gives the requests up."""
         await self._aread_text_parts()
-        prompts = [self._render(item, template_options) for item in _conversations(messages)]
+        prompts = self._render_all(messages, template_options)
         return await self._arun(self._prepare(prompts, sampling_params, priority, cache_salt))
 
     def chat_stream(
@@ -241,6 +241,18 @@ class LLM(ServedModel):
         except ConfigError as error:
             raise InvalidRequestError(f"{error} Sampling parameters go into SamplingParams(...).") from None
         return self.render_chat(messages, **options)
+
+    def _render_all(self, messages: Messages | Sequence[Messages], options: Mapping[str, Any]) -> list[list[int]]:
+        conversations = _conversations(messages)
+        prompts = []
+        for position, conversation in enumerate(conversations):
+            try:
+                prompts.append(self._render(conversation, options))
+            except InvalidRequestError as error:
+                if len(conversations) == 1:
+                    raise
+                raise type(error)(f"Conversation {position}: {error}") from error
+        return prompts
 
     # -- control --------------------------------------------------------------------------------------
 

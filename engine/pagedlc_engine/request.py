@@ -45,7 +45,7 @@ class SamplingParams(BaseModel):
         n: Answers per prompt; they share the prompt's KV blocks.
         max_tokens: Most tokens to generate; ``None`` goes to the end of the context. (vLLM's default of 16 would cut
             most answers.)
-        min_tokens: No end-of-sequence or stop token before this many tokens.
+        min_tokens: No end-of-sequence or stop token before this many tokens, and no stop string counts.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: Keep the smallest set of tokens whose probabilities sum to at least this.
         top_k: Keep the k likeliest tokens; 0 or -1 keeps all.
@@ -53,7 +53,7 @@ class SamplingParams(BaseModel):
         presence_penalty: Subtracted once from each token already generated.
         frequency_penalty: Subtracted per occurrence in the generated tokens.
         repetition_penalty: Divides (or multiplies, when negative) the logits of tokens seen in prompt or answer.
-        seed: Makes sampling repeatable, whatever else is in the batch.
+        seed: Makes sampling repeatable, whatever else is in the batch; answer ``i`` of ``n`` adds ``i``.
         stop: Strings that end the answer; not part of it unless ``include_stop_str_in_output``.
         stop_token_ids: Token ids that end the answer.
         ignore_eos: Go on after end-of-sequence.

@@ -160,6 +160,12 @@ def test_what_a_chat_template_cannot_take(llm: LLM, options: dict[str, Any], wor
         llm.chat([{"role": "user", "content": "a"}], **options)
 
 
+def test_of_several_conversations_the_wrong_one_is_named(llm: LLM) -> None:
+    good = [{"role": "user", "content": "a"}]
+    with pytest.raises(InvalidRequestError, match=r"^Conversation 1: "):
+        llm.chat([good, [{"role": "user"}]])
+
+
 @pytest.mark.parametrize("make_another", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_an_engine_is_not_copied(llm: LLM, make_another: Callable[[LLM], object]) -> None:
     with pytest.raises(ConfigError, match="cannot be copied"):
