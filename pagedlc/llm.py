@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import TypeIs
 
@@ -25,6 +25,8 @@ __all__ = ["LLM", "Messages"]
 Messages = Sequence[Mapping[str, Any]]
 
 
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 _TEMPLATE_OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
@@ -243,16 +245,7 @@ class LLM(ServedModel):
         return self.render_chat(messages, **options)
 
     def _render_all(self, messages: Messages | Sequence[Messages], options: Mapping[str, Any]) -> list[list[int]]:
-        conversations = _conversations(messages)
-        prompts = []
-        for position, conversation in enumerate(conversations):
-            try:
-                prompts.append(self._render(conversation, options))
-            except InvalidRequestError as error:
-                if len(conversations) == 1:
-                    raise
-                raise type(error)(f"Conversation {position}: {error}") from error
-        return prompts
+        return _each("Conversation", _conversations(messages), lambda item: self._render(item, options))
 
     # -- control --------------------------------------------------------------------------------------
 
@@ -322,16 +315,8 @@ class LLM(ServedModel):
     ) -> list[PreparedRequest]:
         if request_id is not None and len(prompts) != 1:
             raise InvalidRequestError(f"request_id names one request, and there are {len(prompts)} prompts.")
-        params = pair_params(sampling_params, len(prompts))
-        prepared = []
-        for position, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
-            try:
-                prepared.append(self._prepare_one(prompt, chosen, request_id, priority, cache_salt))
-            except InvalidRequestError as error:
-                if len(prompts) == 1:
-                    raise
-                raise type(error)(f"Prompt {position}: {error}") from error
-        return prepared
+        pairs = list(zip(prompts, pair_params(sampling_params, len(prompts)), strict=True))
+        return _each("Prompt", pairs, lambda pair: self._prepare_one(*pair, request_id, priority, cache_salt))
 
     def _prepare_one(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int, cache_salt: str | None
@@ -400,6 +385,19 @@ def _is_conversation(given: Prompt | Messages) -> TypeIs[Messages]:
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         return False
     return isinstance(given[0], Mapping)
+
+
+def _each(what: str, items: Sequence[_Item], make: Callable[[_Item], _Made]) -> list[_Made]:
+    """``make`` of every item; of several, an error names the wrong one."""
+    made = []
+    for position, item in enumerate(items):
+        try:
+            made.append(make(item))
+        except InvalidRequestError as error:
+            if len(items) == 1:
+                raise
+            raise type(error)(f"{what} {position}: {error}") from error
+    return made
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 import torch
 
@@ -61,8 +62,9 @@ def _set_here(number: int, usual: int) -> None:
     torch.set_num_threads(number)
     if number != usual:
         last = threading.Thread(target=torch.set_num_threads, args=(usual,), name="pagedlc-threads")
-        last.start()
-        last.join()
+        with suppress(RuntimeError):  # the interpreter is ending, and nobody is born any more
+            last.start()
+            last.join()
 
 
 def _seconds(decoder: Decoder, threads: int) -> float:
