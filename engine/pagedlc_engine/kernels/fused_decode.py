@@ -339,17 +339,17 @@ def fused_decode(
     partial_out = torch.empty((plan.partial_rows, num_heads, head_dim), dtype=torch.float32, device=out.device)
     partial_lse = torch.empty((plan.partial_rows, num_heads), dtype=torch.float32, device=out.device)
     overlap = overlap and can_overlap()
+    tiles = len(table.records)
     if config is None:
-        tiles = len(table.records)
         programs = tiles * table.splits * num_kv_heads
         config = choose_decode_config(head_dim, projected.dtype, tiles, table.splits, programs)
-    if table.splits > 1 and locks.numel() < len(table.records) * num_kv_heads:
-        raise ValueError(f"{len(table.records)} tiles of {num_kv_heads} heads need as many locks, not {locks.numel()}.")
+    if table.splits > 1 and locks.numel() < tiles * num_kv_heads:
+        raise ValueError(f"{tiles} tiles of {num_kv_heads} heads need as many locks, not {locks.numel()}.")
     head_pad = triton.next_power_of_2(head_dim)
     parts = 1 if table.splits == 1 else max(_LEAST_PARTS, triton.next_power_of_2(table.splits))
     group = num_heads // num_kv_heads
     merged = max(1, min(triton.next_power_of_2(group), _MERGED_AT_ONCE // (parts * head_pad)))
-    _fused_decode_kernel[(num_kv_heads, len(table.records), table.splits)](
+    _fused_decode_kernel[(num_kv_heads, tiles, table.splits)](
         projected,
         query_gain if query_gain is not None else rotation,
         key_gain if key_gain is not None else rotation,

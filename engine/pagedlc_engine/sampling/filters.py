@@ -81,7 +81,7 @@ def _by_partial_sort(weights: Tensor, spec: TopK) -> tuple[Tensor, Tensor]:
     else:
         rows = tied.nonzero()[:, 0]
         if len(rows):
-            mass = mass.index_copy(0, rows, _kept_mass(select(weights, rows).clone(), kth[rows]))
+            mass = mass.index_copy(0, rows, _kept_mass(select(weights, rows), kth[rows]))
     return kth, _nucleus(top, spec.top_p * mass)[0]
 
 
