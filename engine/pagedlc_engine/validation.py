@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedlc_engine.errors import InvalidRequestError, PromptTooLongError
 from pagedlc_engine.request import Request, token_array
 
-__all__ = ["GREATEST_BIAS", "check_request"]
+__all__ = ["GREATEST_BIAS", "bias_arrays", "check_request"]
 
 #: Far beyond any logit, and far from overflow in float32.
 GREATEST_BIAS = 1e30
@@ -40,14 +41,26 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
         )
     _check_ids("prompt_token_ids", request.prompt_token_ids, vocab_size)
     _check_ids("stop_token_ids", request.params.stop_token_ids, vocab_size)
-    _check_ids("logit_bias", request.params.logit_bias or (), vocab_size)
-    for token, bias in (request.params.logit_bias or {}).items():
-        if not -math.inf <= bias <= GREATEST_BIAS:
-            raise InvalidRequestError(
-                f"logit_bias for token {token} is {bias}: use at most {GREATEST_BIAS:g}, or -inf to ban it."
-            )
+    bias_arrays(request.params.logit_bias or {}, vocab_size)
     for word in request.bad_words_token_ids:
         _check_ids("bad_words", word, vocab_size)
+
+
+def bias_arrays(bias: Mapping[int, float], vocab_size: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """``logit_bias`` as token ids and their values, [E] each. It may name the whole vocabulary.
+
+    Raises:
+        InvalidRequestError: A token is not in the vocabulary, or a value is NaN or too large.
+    """
+    ids = _check_ids("logit_bias", bias, vocab_size)
+    values = np.fromiter(bias.values(), np.float64, len(bias))
+    wrong = np.flatnonzero(~((values >= -math.inf) & (values <= GREATEST_BIAS)))
+    if len(wrong):
+        raise InvalidRequestError(
+            f"logit_bias for token {ids[wrong[0]]} is {values[wrong[0]]}: use at most {GREATEST_BIAS:g}, or -inf to "
+            "ban it."
+        )
+    return ids, values
 
 
 def _check_types(request: Request) -> None:
@@ -59,8 +72,9 @@ def _check_types(request: Request) -> None:
         raise InvalidRequestError(f"cache_salt must be a string or None, not {request.cache_salt!r}.")
 
 
-def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     ids = np.frombuffer(token_array(token_ids), np.int32)
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
         bad = ids[(ids < 0) | (ids >= vocab_size)][0]
         raise InvalidRequestError(f"{name}: token id {bad} is not in the model's vocabulary (0 to {vocab_size - 1}).")
+    return ids

@@ -316,6 +316,22 @@ def test_a_request_added_to_a_used_slot_replaces_the_old_one() -> None:
     assert sampler.sample(logits[:1], [0]).token_ids.item() == logits[0].argmax()
 
 
+def test_biases_are_taken_in_once_however_often_the_batch_changes() -> None:
+    sampler = Sampler(V, CPU)
+    wanted = SamplingParams(temperature=0.0, logit_bias={7: 50.0, **dict.fromkeys(range(8, V), -5.0)})
+    sampler.add(0, wanted, 0, [1], [], [], [])
+    assert wanted.logit_bias is not None
+    # Looking at all of them again would hold up every stream whenever a request comes or goes.
+    wanted.logit_bias.clear()
+    add(sampler, slot=1, temperature=0.0)
+    add(sampler, slot=2, temperature=0.0, logit_bias={9: 50.0})
+    logits = make_logits(3)
+    for slots in ([0], [0, 1], [2, 1, 0]):
+        expected = {0: 7, 1: int(logits[slots.index(1)].argmax()) if 1 in slots else 0, 2: 9}
+        tokens = sampler.sample(logits[: len(slots)], slots).token_ids.tolist()
+        assert tokens == [expected[slot] for slot in slots]
+
+
 def test_penalties_start_afresh_when_a_slot_is_used_again() -> None:
     logits = torch.zeros(1, V)
     logits[0, 5] = 1.0
@@ -335,7 +351,7 @@ def test_penalties_start_afresh_when_a_slot_is_used_again() -> None:
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [1, V]}, f"token {V}"),
         ({"prompt": [-1]}, "token -1"),
-        ({"logit_bias": {V: 1.0}}, f"token {V}"),
+        ({"logit_bias": {V: 1.0}}, f"token id {V}"),
         ({"logit_bias": {3: math.nan}}, "token 3"),
         ({"logit_bias": {3: math.inf}}, "-inf to ban"),
     ],

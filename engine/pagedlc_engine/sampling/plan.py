@@ -57,12 +57,14 @@ class SlotParams:
         seed: As an int64 value.
         stop_token_ids: Forbidden before ``params.min_tokens``.
         bad_words: Token sequences, none empty.
+        bias: Of ``params.logit_bias``, token ids (int64 [E]) and values (float32 [E]), on the logits' device.
     """
 
     params: SamplingParams
     seed: int
     stop_token_ids: Collection[int]
     bad_words: Sequence[Sequence[int]]
+    bias: tuple[Tensor, Tensor] | None = None
 
     @property
     def random(self) -> bool:
@@ -227,15 +229,13 @@ class _Planner:
         return self._ints([self._history.row(self._slots[row]) for row in rows])
 
     def _bias(self) -> Bias | None:
-        entries = [
-            (row, token, value)
-            for row, request in enumerate(self._requests)
-            for token, value in (request.params.logit_bias or {}).items()
-        ]
-        if not entries:
+        found = {row: request.bias for row, request in enumerate(self._requests) if request.bias is not None}
+        if not found:
             return None
-        rows, ids, values = zip(*entries, strict=True)
-        return Bias(self._ints(rows), self._ints(ids), self._floats(values))
+        ids, values = zip(*found.values(), strict=True)
+        total = sum(map(len, ids))
+        rows = self._ints(list(found)).repeat_interleave(self._ints([len(part) for part in ids]), output_size=total)
+        return Bias(rows, torch.cat(ids), torch.cat(values))
 
     def _min_tokens(self) -> MinTokens | None:
         entries = [

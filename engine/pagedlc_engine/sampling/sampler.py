@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from pagedlc_engine.sampling.penalties import Penalties, apply_penalties
 from pagedlc_engine.sampling.plan import BatchPlan, RandomRows, SlotParams, make_plan
 from pagedlc_engine.sampling.rng import signed64, uniform
 from pagedlc_engine.sampling.rows import row_argmax, select
-from pagedlc_engine.validation import GREATEST_BIAS
+from pagedlc_engine.validation import bias_arrays
 
 __all__ = ["SampledTokens", "Sampler", "SamplerKernels"]
 
@@ -150,12 +150,13 @@ class Sampler:
         """
         self.remove(slot)
         self._check_prompt(prompt_token_ids)
-        self._check_bias(params.logit_bias or {})
+        bias = self._bias(params.logit_bias) if params.logit_bias else None
         request = SlotParams(
             params=params,
             seed=signed64(seed),
             stop_token_ids=sorted({token for token in stop_token_ids if self._in_vocabulary(token)}),
             bad_words=[word for word in bad_words if word and self._in_vocabulary(word[-1])],
+            bias=bias,
         )
         if request.tracked:
             self._history.add(slot, prompt_token_ids, output_token_ids)
@@ -302,16 +303,12 @@ class Sampler:
                     f"The prompt holds token {token}, but the model's tokens are 0 to {self._vocab_size - 1}."
                 )
 
-    def _check_bias(self, bias: dict[int, float]) -> None:
-        for token, value in bias.items():
-            if not self._in_vocabulary(token):
-                raise InvalidRequestError(
-                    f"logit_bias names token {token}, but the model's tokens are 0 to {self._vocab_size - 1}."
-                )
-            if not value <= GREATEST_BIAS:
-                raise InvalidRequestError(
-                    f"logit_bias for token {token} is {value}: use at most {GREATEST_BIAS:g}, or -inf to ban it."
-                )
+    def _bias(self, bias: Mapping[int, float]) -> tuple[Tensor, Tensor]:
+        ids, values = bias_arrays(bias, self._vocab_size)
+        return (
+            torch.from_numpy(ids).to(self._device, torch.int64),
+            torch.from_numpy(values).to(torch.float32).to(self._device),
+        )
 
 
 def _truncate(weights: Tensor, groups: Sequence[TopK | TopP]) -> None:
