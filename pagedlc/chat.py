@@ -81,6 +81,14 @@ class ChatTemplate:
     ) -> list[int]:
         """The conversation as prompt token ids; arguments and errors as for :meth:`render_text`."""
         text = self.render_text(messages, tools, add_generation_prompt, continue_final_message, **chat_template_kwargs)
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a rendered conversation.
+
+        Raises:
+            InvalidRequestError: There are none.
+        """
         # The template writes the begin-of-text token where the model wants one.
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         if not token_ids:

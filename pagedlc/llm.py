@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
-from typing_extensions import TypeIs
-
 from pagedlc.batch import RequestBatch
+from pagedlc.messages import Messages, conversations, is_conversation
 from pagedlc.outputs import CompletionChunk, RequestOutput
 from pagedlc.prefix import PrefixExplanation, explain
-from pagedlc.prompts import PreparedRequest, Prompt, as_prompts, pair_params, prepare
+from pagedlc.prompts import (
+    PreparedRequest,
+    Prompt,
+    are_long,
+    as_prompts,
+    check_text_length,
+    each,
+    pair_params,
+    prepare,
+)
 from pagedlc.served_model import ServedModel
 from pagedlc_engine.config import check_option_names
 from pagedlc_engine.device import kv_block_size
@@ -21,11 +31,6 @@ from pagedlc_engine.validation import check_request
 
 __all__ = ["LLM", "Messages"]
 
-#: One conversation: OpenAI-style messages.
-Messages = Sequence[Mapping[str, Any]]
-
-
-_Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 _TEMPLATE_OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -99,8 +104,9 @@ class LLM(ServedModel):
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """:meth:`generate` for asyncio; cancelling the task gives the requests up."""
-        await self._aread_text_parts()
-        return await self._arun(self._prepare(as_prompts(prompts), sampling_params, priority, cache_salt))
+        items = as_prompts(prompts)
+        prepare = partial(self._prepare, items, sampling_params, priority, cache_salt)
+        return await self._arun(await self._amake(prepare, are_long(items)))
 
     def generate_stream(
         self,
@@ -133,7 +139,8 @@ class LLM(ServedModel):
     ) -> AsyncGenerator[CompletionChunk, None]:
         """:meth:`generate_stream` for asyncio; cancelling the task, or ``aclose()``, gives the request up."""
         params = pair_params(sampling_params, 1)[0]
-        return self._astream(lambda: self._prepare_one(prompt, params, request_id, priority, cache_salt), whole)
+        prepare = partial(self._prepare_one, prompt, params, request_id, priority, cache_salt)
+        return self._astream(prepare, are_long([prompt]), whole)
 
     # -- answer a conversation ------------------------------------------------------------------------
 
@@ -171,9 +178,12 @@ class LLM(ServedModel):
         **template_options: Any,
     ) -> list[RequestOutput]:
         """:meth:`chat` for asyncio; cancelling the task gives the requests up."""
-        await self._aread_text_parts()
-        prompts = self._render_all(messages, template_options)
-        return await self._arun(self._prepare(prompts, sampling_params, priority, cache_salt))
+
+        def prepare() -> list[PreparedRequest]:
+            prompts = self._render_all(messages, template_options)
+            return self._prepare(prompts, sampling_params, priority, cache_salt)
+
+        return await self._arun(await self._amake(prepare, True))
 
     def chat_stream(
         self,
@@ -208,7 +218,7 @@ class LLM(ServedModel):
             prompt = self._render(messages, template_options)
             return self._prepare_one(prompt, params, request_id, priority, cache_salt)
 
-        return self._astream(prepare)
+        return self._astream(prepare, True)
 
     def render_chat(
         self,
@@ -217,6 +227,8 @@ class LLM(ServedModel):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        must_fit: bool = False,
     ) -> list[int]:
         """The prompt's token ids for a conversation.
 
@@ -226,26 +238,32 @@ class LLM(ServedModel):
             add_generation_prompt: End with the opening of the assistant's answer.
             continue_final_message: Leave the last message open, to be continued.
             chat_template_kwargs: Further variables of the template.
+            must_fit: Refuse at once, without counting its tokens, what is far too long for ``max_model_len``.
 
         Raises:
             InvalidRequestError: No chat template, or it refuses the messages.
+            PromptTooLongError: With ``must_fit``.
         """
         variables = chat_template_kwargs or {}
         if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
             raise InvalidRequestError(f"chat_template_kwargs is a dict of the template's variables, not {variables!r}.")
         if reserved := {"messages", *_TEMPLATE_OPTIONS} & set(variables):
             raise InvalidRequestError(f"chat_template_kwargs cannot hold {', '.join(sorted(reserved))}.")
-        return self.chat_template.render(messages, tools, add_generation_prompt, continue_final_message, **variables)
+        template = self.chat_template
+        text = template.render_text(messages, tools, add_generation_prompt, continue_final_message, **variables)
+        if must_fit:
+            check_text_length(text, self.tokenizer, self.max_model_len)
+        return template.encode(text)
 
     def _render(self, messages: Messages, options: Mapping[str, Any]) -> list[int]:
         try:
             check_option_names(options, _TEMPLATE_OPTIONS)
         except ConfigError as error:
             raise InvalidRequestError(f"{error} Sampling parameters go into SamplingParams(...).") from None
-        return self.render_chat(messages, **options)
+        return self.render_chat(messages, **options, must_fit=True)
 
     def _render_all(self, messages: Messages | Sequence[Messages], options: Mapping[str, Any]) -> list[list[int]]:
-        return _each("Conversation", _conversations(messages), lambda item: self._render(item, options))
+        return each("Conversation", conversations(messages), lambda item: self._render(item, options))
 
     # -- control --------------------------------------------------------------------------------------
 
@@ -290,7 +308,7 @@ class LLM(ServedModel):
           this:    '... Today is Tuesday ...'
         """
         request = self._prepare_one(
-            self._render(prompt, template_options) if _is_conversation(prompt) else prompt,
+            self._render(prompt, template_options) if is_conversation(prompt) else prompt,
             SamplingParams(),
             None,
             0,
@@ -316,13 +334,19 @@ class LLM(ServedModel):
         if request_id is not None and len(prompts) != 1:
             raise InvalidRequestError(f"request_id names one request, and there are {len(prompts)} prompts.")
         pairs = list(zip(prompts, pair_params(sampling_params, len(prompts)), strict=True))
-        return _each("Prompt", pairs, lambda pair: self._prepare_one(*pair, request_id, priority, cache_salt))
+        return each("Prompt", pairs, lambda pair: self._prepare_one(*pair, request_id, priority, cache_salt))
 
     def _prepare_one(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int, cache_salt: str | None
     ) -> PreparedRequest:
         prepared = prepare(
-            prompt, params, self.tokenizer, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            params,
+            self.tokenizer,
+            self.max_model_len,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         check_request(prepared.request, self.spec.vocab_size, self.max_model_len)
         return prepared
@@ -366,11 +390,15 @@ class LLM(ServedModel):
         finally:
             batch.close()
 
-    async def _astream(
-        self, prepare: Callable[[], PreparedRequest], whole: bool = False
-    ) -> AsyncGenerator[CompletionChunk, None]:
+    async def _amake(self, make: Callable[[], _Made], in_thread: bool) -> _Made:
+        """What ``make`` makes of text, in a thread where that takes a while."""
         await self._aread_text_parts()
-        prepared = prepare()
+        return await asyncio.to_thread(make) if in_thread else make()
+
+    async def _astream(
+        self, prepare: Callable[[], PreparedRequest], in_thread: bool, whole: bool = False
+    ) -> AsyncGenerator[CompletionChunk, None]:
+        prepared = await self._amake(prepare, in_thread)
         batch = RequestBatch(await self._aready(), self.tokenizer, self._history, [prepared], whole=whole)
         try:
             self.running.submitted(prepared.request.request_id)
@@ -379,28 +407,3 @@ class LLM(ServedModel):
                     yield chunk
         finally:
             batch.close()
-
-
-def _is_conversation(given: Prompt | Messages) -> TypeIs[Messages]:
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        return False
-    return isinstance(given[0], Mapping)
-
-
-def _each(what: str, items: Sequence[_Item], make: Callable[[_Item], _Made]) -> list[_Made]:
-    """``make`` of every item; of several, an error names the wrong one."""
-    made = []
-    for position, item in enumerate(items):
-        try:
-            made.append(make(item))
-        except InvalidRequestError as error:
-            if len(items) == 1:
-                raise
-            raise type(error)(f"{what} {position}: {error}") from error
-    return made
-
-
-def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    if isinstance(messages, Sequence) and messages and all(isinstance(item, Sequence) for item in messages):
-        return list(messages)  # type: ignore[arg-type]
-    return [messages]  # type: ignore[list-item]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+from typing_extensions import TypeIs
 
 from pagedlc_engine.errors import InvalidRequestError
 
-__all__ = ["ROLES", "normalize_messages"]
+__all__ = ["ROLES", "Messages", "conversations", "is_conversation", "normalize_messages"]
+
+#: One conversation: OpenAI-style messages.
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 #: The roles that normalised messages have; a chat template may know others.
 ROLES = ("system", "user", "assistant", "tool")
@@ -16,6 +21,18 @@ ROLES = ("system", "user", "assistant", "tool")
 _ROLES = {"developer": "system", "function": "tool"}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("reasoning", "thinking")
+
+
+def is_conversation(given: object) -> TypeIs[Messages]:
+    """Whether it is a list that begins with a message."""
+    return isinstance(given, Sequence) and not isinstance(given, str) and isinstance(next(iter(given), None), Mapping)
+
+
+def conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """One conversation or several, as a list."""
+    if isinstance(messages, Sequence) and messages and all(isinstance(item, Sequence) for item in messages):
+        return list(messages)  # type: ignore[arg-type]
+    return [messages]  # type: ignore[list-item]
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import uuid
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from pagedlc.tokenizer import Tokenizer
 from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.request import Request, SamplingParams, pack_token_ids
+from pagedlc_engine.validation import too_long
 
-__all__ = ["PreparedRequest", "Prompt", "as_prompts", "pair_params", "prepare"]
+__all__ = ["PreparedRequest", "Prompt", "are_long", "as_prompts", "check_text_length", "each", "pair_params", "prepare"]
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+#: Tokenizing as many characters takes a millisecond or two: longer than asking a thread to do it.
+_LONG_TEXT = 8192
+#: Up to so many characters for each token of the context, texts are tokenized as quickly as their least number of
+#: tokens is found the first time; and hardly a vocabulary's longest token is shorter.
+_SHORT_FOR_CONTEXT = 16
 
 
 class TokenArray(Protocol):
@@ -70,10 +80,24 @@ def pair_params(params: SamplingParams | Sequence[SamplingParams] | None, count:
     return list(params)
 
 
+def each(what: str, items: Sequence[_Item], make: Callable[[_Item], _Made]) -> list[_Made]:
+    """``make`` of every item; of several, an error names the wrong one."""
+    made = []
+    for position, item in enumerate(items):
+        try:
+            made.append(make(item))
+        except InvalidRequestError as error:
+            if len(items) == 1:
+                raise
+            raise type(error)(f"{what} {position}: {error}") from error
+    return made
+
+
 def prepare(
     prompt: Prompt,
     params: SamplingParams,
     tokenizer: Tokenizer,
+    max_model_len: int,
     *,
     request_id: str | None = None,
     priority: int = 0,
@@ -83,8 +107,9 @@ def prepare(
 
     Raises:
         InvalidRequestError: The prompt is empty or no prompt at all.
+        PromptTooLongError: It is a text for which :func:`check_text_length` finds no room in ``max_model_len`` tokens.
     """
-    text, token_ids, packed = _tokenize(prompt, tokenizer)
+    text, token_ids, packed = _tokenize(prompt, tokenizer, max_model_len)
     request = Request(
         request_id=request_id or uuid.uuid4().hex,
         prompt_token_ids=packed,
@@ -97,16 +122,35 @@ def prepare(
     return PreparedRequest(request, text, token_ids)
 
 
-def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int], array[int]]:
+def are_long(prompts: Sequence[Prompt]) -> bool:
+    """Whether there is so much text that an event loop should not wait while it is tokenized."""
+    texts = (prompt.get("prompt") if isinstance(prompt, Mapping) else prompt for prompt in prompts)
+    return sum(len(text) for text in texts if isinstance(text, str)) > _LONG_TEXT
+
+
+def check_text_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Refuse a text that is far too long before a second is spent on tokenizing it.
+
+    Raises:
+        PromptTooLongError: It has at least ``max_model_len`` tokens, however it is cut.
+    """
+    if len(text) > _SHORT_FOR_CONTEXT * max_model_len:
+        fewest = tokenizer.fewest_tokens(text)
+        if fewest >= max_model_len:
+            raise too_long(f"{len(text)} characters, which are {fewest} tokens or more", max_model_len)
+
+
+def _tokenize(prompt: Prompt, tokenizer: Tokenizer, max_model_len: int) -> tuple[str | None, list[int], array[int]]:
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return None, *_token_ids(prompt["prompt_token_ids"])
         if "prompt" in prompt and not isinstance(prompt["prompt"], Mapping):
-            return _tokenize(prompt["prompt"], tokenizer)
+            return _tokenize(prompt["prompt"], tokenizer, max_model_len)
         raise InvalidRequestError(
             f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}."
         )
     if isinstance(prompt, str):
+        check_text_length(prompt, tokenizer, max_model_len)
         token_ids = tokenizer.encode(prompt)
         if not token_ids:
             raise InvalidRequestError("The prompt is empty: it must have at least one token.")

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from pagedlc_engine.errors import UnsupportedModelError
 
-__all__ = ["token_bytes"]
+__all__ = ["byte_level_letter", "token_bytes"]
 
 _SINGLE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -30,6 +30,11 @@ def token_bytes(backend: Tokenizer) -> dict[int, bytes]:
     found = {token_id: spell(token) for token, token_id in plain.items()}
     found.update((token_id, content.encode()) for token_id, content in added.items())
     return found
+
+
+def byte_level_letter(byte: int) -> str:
+    """How GPT-2's byte-level alphabet writes a byte."""
+    return _LETTER_OF_BYTE.get(byte, chr(byte))
 
 
 def _decoder_kinds(backend: Tokenizer) -> set[str]:
@@ -67,3 +72,4 @@ def _spell_byte_level(token: str) -> bytes:
 
 _PRINTABLE = frozenset([*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)])
 _BYTE_OF_LETTER = dict(enumerate([byte for byte in range(256) if byte not in _PRINTABLE], start=0x100))
+_LETTER_OF_BYTE = {byte: chr(letter) for letter, byte in _BYTE_OF_LETTER.items()}

@@ -14,6 +14,7 @@ from pagedlc.gguf_metadata import read_gguf_metadata
 from pagedlc.gguf_tokenizer import build_gguf_tokenizer, gguf_bos_token_id
 from pagedlc.hub import download_snapshot
 from pagedlc.models import ModelFiles
+from pagedlc.text_bounds import TextBound, text_bound
 from pagedlc.token_bytes import token_bytes
 from pagedlc.tokenizer_folder import read_plain_folder
 from pagedlc_engine.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError, UnsupportedModelError
@@ -104,6 +105,14 @@ class Tokenizer:
             raise InvalidRequestError("The text is not valid Unicode: it holds half of a surrogate pair.") from error
         ids: list[int] = encoding.ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """No fewer tokens than this come of ``text``; 0 where that cannot be said. Takes no time even for a book."""
+        return 0 if self._bound is None else self._bound.fewest_tokens(text)
+
+    @cached_property
+    def _bound(self) -> TextBound | None:
+        return text_bound(self.backend)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, ids without a token become nothing."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pagedlc_engine.errors import InvalidRequestError, PromptTooLongError
 from pagedlc_engine.request import Request, token_array
 
-__all__ = ["GREATEST_BIAS", "bias_arrays", "check_request"]
+__all__ = ["GREATEST_BIAS", "bias_arrays", "check_request", "too_long"]
 
 #: Far beyond any logit, and far from overflow in float32.
 GREATEST_BIAS = 1e30
@@ -34,16 +34,21 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
     if count == 0:
         raise InvalidRequestError("The prompt is empty: it must have at least one token.")
     if count >= max_model_len:
-        raise PromptTooLongError(
-            f"The prompt has {count} tokens, but at most {max_model_len - 1} leave room for an answer "
-            f"(max_model_len is {max_model_len}). Shorten it, or raise max_model_len or the KV cache's memory if the "
-            "model allows."
-        )
+        raise too_long(f"{count} tokens", max_model_len)
     _check_ids("prompt_token_ids", request.prompt_token_ids, vocab_size)
     _check_ids("stop_token_ids", request.params.stop_token_ids, vocab_size)
     bias_arrays(request.params.logit_bias or {}, vocab_size)
     for word in request.bad_words_token_ids:
         _check_ids("bad_words", word, vocab_size)
+
+
+def too_long(length: str, max_model_len: int) -> PromptTooLongError:
+    """The error of a prompt of this length."""
+    return PromptTooLongError(
+        f"The prompt has {length}, but at most {max_model_len - 1} tokens leave room for an answer "
+        f"(max_model_len is {max_model_len}). Shorten it, or raise max_model_len or the KV cache's memory if the "
+        "model allows."
+    )
 
 
 def bias_arrays(bias: Mapping[int, float], vocab_size: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:

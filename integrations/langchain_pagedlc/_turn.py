@@ -72,9 +72,9 @@ class ChatCall:
         known = tuple(str(name) for name in names if name is not None)
         return replace(self, interruption=replace(self.interruption, names=known))
 
-    def turn(self, llm: LLM, messages: Sequence[Mapping[str, Any]]) -> ChatTurn:
-        """The turn of a conversation that this call is."""
-        return ChatTurn(llm, messages, **self.turn_options)
+    def turn(self, llm: LLM, messages: Sequence[Mapping[str, Any]], *, must_fit: bool = True) -> ChatTurn:
+        """The turn of a conversation that this call is; without ``must_fit`` only to be looked at."""
+        return ChatTurn(llm, messages, **self.turn_options, must_fit=must_fit)
 
     def stream(
         self, llm: LLM, messages: Sequence[Mapping[str, Any]], *, whole: bool = False

@@ -356,7 +356,7 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
         if not messages:
             return 0
         call = self._call(None, {"tools": tools})
-        return len(call.turn(self.llm, to_chat_messages(messages)).prompt_token_ids)
+        return len(call.turn(self.llm, to_chat_messages(messages), must_fit=False).prompt_token_ids)
 
     def _call(self, stop: list[str] | None, overrides: Mapping[str, Any]) -> ChatCall:
         own = {name: getattr(self, name) for name in (*CALL_OPTIONS, *_CHAT_FIELDS)}

@@ -66,6 +66,7 @@ class ChatTurn:
         tool_call_format: A format or its name, in place of the one that the chat template teaches.
         reasoning: Whether to look for thoughts; ``None``: if the chat template speaks of them.
         add_generation_prompt, continue_final_message, chat_template_kwargs: As for :meth:`pagedlc.LLM.render_chat`.
+        must_fit: Refuse a conversation that is far too long at once. Without, it can be counted.
 
     Raises:
         InvalidRequestError: Messages, tools or choice are invalid, or the model has no chat template.
@@ -84,6 +85,7 @@ class ChatTurn:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        must_fit: bool = True,
     ) -> None:
         self._llm = llm
         self.tools: list[ToolSpec] = tool_specs(tools)
@@ -99,6 +101,7 @@ class ChatTurn:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
+            must_fit=must_fit,
         )
         self._tags = _tags(template, reasoning)
         self._thinking = self._tags is not None and self._prompt_ends_with(self._tags.opening)

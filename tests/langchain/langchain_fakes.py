@@ -117,6 +117,7 @@ class FakeLLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        must_fit: bool = False,
     ) -> list[int]:
         assert not tools
         assert add_generation_prompt

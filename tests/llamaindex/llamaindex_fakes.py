@@ -73,7 +73,9 @@ class FakeLLM:
     def abort(self, request_id: str) -> None:
         self.ended.append(request_id)
 
-    def render_chat(self, messages: list[dict[str, Any]], tools: Any = None, **options: Any) -> Rendered:
+    def render_chat(
+        self, messages: list[dict[str, Any]], tools: Any = None, must_fit: bool = False, **options: Any
+    ) -> Rendered:
         return Rendered(messages, {name: value for name, value in {"tools": tools, **options}.items() if value})
 
     def generate_stream(self, prompt: Any, params: SamplingParams, **options: Any) -> Iterator[CompletionChunk]:
