@@ -17,12 +17,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from pagedlc_engine.kernels.activation import silu_mul
-from pagedlc_engine.kernels.launch import compile_ahead
+from pagedlc_engine.kernels.launch import can_specialize_warps, compile_ahead
 from pagedlc_engine.kernels.logprobs import measure_tokens
 from pagedlc_engine.kernels.norm import add_rms_norm
+from pagedlc_engine.kernels.paged_attention import paged_attention
 from pagedlc_engine.kernels.sampler_stages import forbid_tokens, penalise_tokens, record_tokens
 from pagedlc_engine.kernels.sampling import sample_tokens
 from pagedlc_engine.sampling import Sampler, SamplerKernels
+from tests.kernels.support import make_step
 
 counts: Counter[str] = Counter()
 
@@ -45,9 +47,10 @@ class FakeDriver:
     """A card that computes nothing."""
 
     utils = FakeUtils()
+    arch = 90
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -71,6 +74,17 @@ def launch() -> None:
     Sampler(5000, torch.device("cpu"), kernels).launch_kernels()
 
 
+def attend_to_prompts() -> None:
+    """Whole prompts, and a short one late in its request, whose keys are split."""
+    for queries, contexts in (([300], [300]), ([40], [5000])):
+        for head_dim in (64, 128):
+            step = make_step(
+                queries, contexts, heads=4, kv_heads=2, head_dim=head_dim, block_size=64,
+                device=torch.device("cpu"), dtype=torch.bfloat16,
+            )  # fmt: skip
+            paged_attention(step.query, step.key_cache, step.value_cache, step.plan, scale=step.scale, overlap=True)
+
+
 def noticed_in_another_thread() -> None:
     """A user's kernel, launched while the engine compiles, is compiled and launched as ever."""
     user = threading.Thread(target=silu_mul, args=(torch.zeros(2, 128),))
@@ -86,6 +100,14 @@ def main() -> None:
     found["first"] = dict(counts)
     found["again"] = compile_ahead(launch, torch.device("cpu"))
     found["hook"] = triton.knobs.runtime.jit_cache_hook is None
+    found["attention"] = compile_ahead(attend_to_prompts, torch.device("cpu"))
+    found["specialized"] = {"here": can_specialize_warps()}
+    version, triton.__version__ = triton.__version__, "99.0.1"
+    found["specialized"]["unknown version"] = can_specialize_warps()
+    triton.__version__ = version
+    FakeDriver.arch = 100
+    found["specialized"]["later card"] = can_specialize_warps()
+    FakeDriver.arch = 90
     counts.clear()
     compile_ahead(noticed_in_another_thread, torch.device("cpu"))
     found["other thread"] = dict(counts)

@@ -12,7 +12,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from pagedlc_engine.kernels.few_rows import RowsConfig, few_rows_linear, few_rows_linear_reference
 from pagedlc_engine.kernels.held_rows import can_hold, held_linear
-from pagedlc_engine.kernels.streamed_rows import Card, SplitSums, StreamConfig, choose_stream_config
+from pagedlc_engine.kernels.launch import Card
+from pagedlc_engine.kernels.streamed_rows import SplitSums, StreamConfig, choose_stream_config
 from tests.kernels.support import relative_error
 
 

@@ -9,6 +9,8 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from pagedlc_engine.kernels.compile_lock import alone_in
 
 __all__ = [
     "LOG2_E",
+    "Card",
     "can_copy_in_bulk",
     "can_overlap",
+    "can_specialize_warps",
+    "card_of",
     "compile_ahead",
     "dot_precision",
     "interpreted",
@@ -30,6 +35,8 @@ __all__ = [
 
 LOG2_E = 1.4426950408889634
 _MOST_COMPILERS = 16
+#: Gluon is experimental, its names change between versions.
+_FIRST_GLUON, _LAST_GLUON = (3, 6), (3, 9)
 #: Triton has one hook: two that are set at once could not both be taken back.
 _hook_lock = threading.Lock()
 
@@ -51,9 +58,42 @@ def can_copy_in_bulk() -> bool:
     return interpreted() or _is_hopper_or_later()
 
 
-def _is_hopper_or_later() -> bool:
+def can_specialize_warps() -> bool:
+    """Whether warps of a program can have roles of their own (:mod:`specialized_attention`): on Hopper, whose matrix
+    instructions that kernel is written in, with a version of Triton that it was compiled with."""
+    return not interpreted() and _is_hopper_or_later(90) and _FIRST_GLUON <= _triton_version() <= _LAST_GLUON
+
+
+def _is_hopper_or_later(latest: int = 1 << 10) -> bool:
     target = triton.runtime.driver.active.get_current_target()
-    return bool(target.backend == "cuda" and target.arch >= 90)
+    return bool(target.backend == "cuda" and 90 <= target.arch <= latest)
+
+
+def _triton_version() -> tuple[int, int]:
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a launch has to fit.
+
+    Args:
+        num_processors: Multiprocessors.
+        shared_bytes: Shared memory that one program may take.
+    """
+
+    num_processors: int = 132
+    shared_bytes: int = 232448
+
+
+@lru_cache
+def card_of(device: torch.device) -> Card:
+    """The device that a launch is for; one like an H100 where there is none."""
+    if device.type != "cuda":
+        return Card()
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return Card(properties["multiprocessor_count"], properties["max_shared_mem"])
 
 
 def launch_options(

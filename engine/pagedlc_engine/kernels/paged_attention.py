@@ -15,7 +15,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagedlc_engine.kernels.attention_kernels import attention_kernel, merge_kernel
 from pagedlc_engine.kernels.attention_plan import AttentionPlan, TileTable
-from pagedlc_engine.kernels.launch import LOG2_E, can_copy_in_bulk, can_overlap, dot_precision, launch_options
+from pagedlc_engine.kernels.launch import (
+    LOG2_E,
+    can_copy_in_bulk,
+    can_overlap,
+    can_specialize_warps,
+    card_of,
+    dot_precision,
+    launch_options,
+)
 
 __all__ = ["AttentionConfig", "choose_config", "paged_attention"]
 
@@ -27,6 +35,12 @@ FEW_WIDE_PROGRAMS = 132
 # Intermediate results that one program merges at once, parts times heads, and most heads of them.
 MERGED_AT_ONCE = 64
 MERGED_HEADS = 8
+# Of specialized_attention: rows of a tile, 64 for each group of warps; keys a turn, and how many turns' are fetched
+# ahead; registers a thread at the start, from which the warps that multiply take those that the others need not.
+SPECIALIZED_ROWS = 128
+SPECIALIZED_KEYS = 128
+SPECIALIZED_STAGES = 2
+SPECIALIZED_REGISTERS = 168
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +163,58 @@ class _Launch:
         programs = (len(table.records) - table.spare) * table.splits * num_kv_heads
         return choose_config(table.rows, head_dim, block_size, self.query.dtype, programs)
 
+    def _specializes(self, table: TileTable, is_shared: bool) -> bool:
+        """Whether :mod:`specialized_attention` is for these tiles: whole prompts or large parts of them."""
+        _, block_size, num_kv_heads, head_dim = self.key_cache.shape
+        tokens = SPECIALIZED_ROWS * num_kv_heads // self.query.shape[1]
+        plain = not (is_shared or table.merges_prefix or self.window or self.soft_cap)
+        fits = table.rows == tokens * self.query.shape[1] // num_kv_heads == SPECIALIZED_ROWS
+        known = head_dim in (64, 128) and block_size % 64 == 0 and self.query.element_size() == 2
+        return plain and fits and known and self.config is None and can_specialize_warps()
+
+    def _attend_specialized(self, table: TileTable, early: bool) -> None:
+        # Not before it is needed: other versions of Triton may not know what it imports.
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as BoxDescriptor
+
+        from pagedlc_engine.kernels.specialized_attention import BOXES, specialized_attention_kernel
+
+        num_blocks, block_size, num_kv_heads, head_dim = self.key_cache.shape
+        num_heads = self.query.shape[1]
+        group = num_heads // num_kv_heads
+        shape = (num_blocks, block_size, num_kv_heads * head_dim)
+        keys, values = (
+            BoxDescriptor.from_tensor(cache.view(shape), [1, 64, 64], BOXES)
+            for cache in (self.key_cache, self.value_cache)
+        )
+        tiles = len(table.records)
+        programs = min(card_of(self.query.device).num_processors, tiles * num_kv_heads * table.splits)
+        specialized_attention_kernel[(programs,)](
+            BoxDescriptor.from_tensor(self.query, [SPECIALIZED_ROWS // group, group, 64], BOXES),
+            keys,
+            values,
+            self.out,
+            self.plan.block_tables,
+            table.records,
+            self.partial_out,
+            self.partial_lse,
+            tiles,
+            self.scale * LOG2_E,
+            self.plan.block_tables.stride(0),
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=block_size,
+            KEYS=SPECIALIZED_KEYS,
+            STAGES=SPECIALIZED_STAGES,
+            SPLITS=table.splits,
+            EARLY=early,
+            **launch_options(4, overlap=early, max_registers=SPECIALIZED_REGISTERS),
+        )
+
     def attend(self, table: TileTable, *, is_shared: bool = False, early: bool = False) -> None:
+        if self._specializes(table, is_shared):
+            self._attend_specialized(table, early)
+            return
         num_blocks, block_size, num_kv_heads, head_dim = self.key_cache.shape
         num_heads = self.query.shape[1]
         config = self._config(table)

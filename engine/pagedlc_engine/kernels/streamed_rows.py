@@ -14,7 +14,6 @@ most of what it gains over cuBLAS; that it needs no launch of its own for the ga
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
@@ -22,10 +21,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pagedlc_engine.kernels.launch import can_copy_in_bulk, can_overlap, dot_precision, launch_options
+from pagedlc_engine.kernels.launch import Card, can_copy_in_bulk, can_overlap, card_of, dot_precision, launch_options
 
 __all__ = [
-    "Card",
     "SplitSums",
     "StreamConfig",
     "choose_stream_config",
@@ -172,27 +170,6 @@ class SplitSums:
         return splits * rows * size <= _MOST_SUMS and size <= _LOCKS * block
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a launch has to fit.
-
-    Args:
-        num_processors: Multiprocessors.
-        shared_bytes: Shared memory that one program may take.
-    """
-
-    num_processors: int = 132
-    shared_bytes: int = 232448
-
-
-@lru_cache
-def _card(device: torch.device) -> Card:
-    if device.type != "cuda":
-        return Card()
-    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return Card(properties["multiprocessor_count"], properties["max_shared_mem"])
-
-
 def choose_stream_config(
     rows: int, size: int, depth: int, gated: bool, itemsize: int, can_split: bool, card: Card
 ) -> StreamConfig:
@@ -315,7 +292,7 @@ def streamed_linear(
         return out
     if config is None:
         config = choose_stream_config(
-            rows, size, depth, gated, x.element_size(), split_sums is not None, _card(x.device)
+            rows, size, depth, gated, x.element_size(), split_sums is not None, card_of(x.device)
         )
     padded = _padded(rows)
     if config.splits > 1 and (split_sums is None or gated or rows > padded or depth % (config.splits * config.step)):
