@@ -240,10 +240,9 @@ def _multiply(
                 shared, done, turns, fetched, position, start, stop, scale,
                 WHICH, GROUP, HEAD_DIM, KEYS, STAGES, LAYOUT, SUM_LAYOUT,
             )  # fmt: skip
-            is_whole = True
-            if SPLITS > 1:
-                is_whole = gl.load(record + 5) >= position + count
-            if is_whole:
+            if SPLITS == 1:  # noqa: SIM114, decided while compiling
+                _store(acc, total, out, record, count, kv_head, WHICH, NUM_HEADS, GROUP, HEAD_DIM)
+            elif gl.load(record + 5) >= position + count:
                 _store(acc, total, out, record, count, kv_head, WHICH, NUM_HEADS, GROUP, HEAD_DIM)
             else:
                 _store_part(
