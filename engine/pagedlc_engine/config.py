@@ -20,6 +20,9 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "gguf", "safetensors", "dummy"]
 AttentionBackendName = Literal["auto", "torch", "triton"]
 EngineHostName = Literal["thread", "process"]
+#: The engine's tables hold numbers of 32 bits.
+MOST = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class EngineConfig(BaseModel):
@@ -40,11 +43,11 @@ class EngineConfig(BaseModel):
         block_size: Tokens per KV-cache block, a power of two from 16 to 64. Prompts share whole blocks only, so
             smaller ones share a little more. ``None`` takes 16 on a CPU and 64 on a GPU, where long prompts are some
             9% faster so.
-        num_blocks: KV blocks to allocate. ``None`` sizes the cache from the memory options.
+        num_blocks: KV blocks to allocate, one of which holds nothing. ``None`` sizes the cache from the memory options.
         kv_cache_memory_bytes: Bytes for the KV cache. ``None``: on a CPU a share of the free memory, on a
             GPU what ``gpu_memory_utilization`` leaves.
         gpu_memory_utilization: Fraction of the whole card this engine may bring into use.
-        max_model_len: Longest prompt plus answer in tokens. ``None`` takes the model's own limit.
+        max_model_len: Longest prompt plus answer in tokens, at least one of each. ``None`` takes the model's own limit.
         max_num_seqs: Most requests running at once; can be changed while the engine runs. ``None`` takes 64 on a
             CPU and 256 on a GPU.
         max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks.
@@ -75,17 +78,17 @@ class EngineConfig(BaseModel):
     dtype: DType = "auto"
     quantization: Literal["auto", "fp16", "int8", "none"] | None = "auto"
     block_size: int | None = None
-    num_blocks: int | None = Field(default=None, ge=2)
-    kv_cache_memory_bytes: int | None = Field(default=None, gt=0)
+    num_blocks: int | None = Field(default=None, ge=2, le=MOST)
+    kv_cache_memory_bytes: int | None = Field(default=None, gt=0, lt=2**63)
     gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=1.0)
-    max_model_len: int | None = Field(default=None, ge=1)
-    max_num_seqs: int | None = Field(default=None, ge=1)
-    max_num_batched_tokens: int | None = Field(default=None, ge=1)
-    max_num_batched_tokens_while_streaming: int | None = Field(default=None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=2)
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    max_num_batched_tokens_while_streaming: Count | None = None
     enable_prefix_caching: bool = True
     attention_backend: AttentionBackendName = "auto"
     enforce_eager: bool = False
-    cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
+    cudagraph_capture_sizes: tuple[Count, ...] | None = Field(default=None, min_length=1)
     engine_host: EngineHostName = "thread"
     seed: int | None = None
 

@@ -219,7 +219,7 @@ def max_num_seqs(config: EngineConfig, device: torch.device) -> int:
 def num_kv_blocks(
     config: EngineConfig, placement: Placement, spec: ModelSpec, max_model_len: int, available: int | None = None
 ) -> int:
-    """KV blocks to allocate, the reserved one included; call it when the weights are loaded.
+    """KV blocks to allocate, the reserved one included; where no option says how many, for when weights are loaded.
 
     Args:
         config: The engine's options.
@@ -243,7 +243,7 @@ def num_kv_blocks(
         blocks = min(free // per_block, enough)
     if blocks < 2:
         raise OutOfMemoryError(
-            f"No room for a KV cache: one block takes {per_block / 2**20:.1f} MiB. Raise "
+            f"No room for a KV cache: it has at least two blocks, of {per_block:,} bytes each. Raise "
             "kv_cache_memory_bytes or gpu_memory_utilization, or use a smaller model."
         )
     capacity = (blocks - 1) * placement.block_size

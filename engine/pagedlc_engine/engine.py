@@ -234,6 +234,9 @@ def build_engine(
     """
     placement = place(config, spec)
     max_model_len = check_max_model_len(config, spec)
+    if config.num_blocks is not None or config.kv_cache_memory_bytes is not None:
+        # What cannot fit is said before anybody waits for weights.
+        num_kv_blocks(config, placement, spec, max_model_len)
     make = _cuda_runner if placement.fused else _plain_runner
     with on_device(placement.device):
         runner, cache = make(config, placement, spec, max_model_len, progress)

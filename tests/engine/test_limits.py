@@ -15,6 +15,7 @@ from pagedlc import (
     ConfigError,
     InvalidRequestError,
     ModelNotFoundError,
+    OutOfMemoryError,
     PromptTooLongError,
     SamplingParams,
     UnsupportedModelError,
@@ -41,6 +42,10 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRe
         ({"max_model_len": 1_000_000}, "at most 512"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
         ({"dtype": "float8"}, "dtype"),
+        ({"max_model_len": 1}, "max_model_len: Input should be greater than or equal to 2"),
+        ({"num_blocks": 2**63}, "num_blocks: Input should be less"),
+        ({"max_num_batched_tokens": 2**80}, "max_num_batched_tokens: Input should be less"),
+        ({"kv_cache_memory_bytes": 2**70}, "kv_cache_memory_bytes: Input should be less"),
     ],
 )
 def test_impossible_options_are_refused_at_once(tmp_path: Path, options: dict[str, Any], words: str) -> None:
@@ -124,10 +129,39 @@ def test_a_small_cache_shortens_the_context_and_says_so(tmp_path: Path) -> None:
         assert len(output.outputs[0].token_ids) == 34
 
 
-@pytest.mark.loads
-def test_a_context_that_was_asked_for_must_fit_the_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache", [{"num_blocks": 5}, {"num_blocks": None, "kv_cache_memory_bytes": 5 * 4096}])
+def test_a_context_that_was_asked_for_must_fit_the_cache(tmp_path: Path, cache: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"max_model_len is 200 tokens.*64"):
-        tiny_llm(tmp_path, num_blocks=5, max_model_len=200).load()
+        tiny_llm(tmp_path, max_model_len=200, **cache).load()
+
+
+def test_a_cache_without_room_for_anything_is_refused_with_the_bytes_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="two blocks, of 4,096 bytes each"):
+        tiny_llm(tmp_path, num_blocks=None, kv_cache_memory_bytes=8191).load()
+
+
+@pytest.mark.loads
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        ({"max_model_len": 2}, 1),
+        ({"max_num_batched_tokens": 1, "max_num_seqs": 1}, 6),
+        ({"max_num_batched_tokens_while_streaming": 1}, 6),
+        ({"block_size": 64, "max_model_len": 5}, 4),
+        ({"num_blocks": 2, "enable_prefix_caching": False}, 6),
+        ({"num_blocks": None, "kv_cache_memory_bytes": 8192}, 6),
+        ({"gpu_memory_utilization": 1e-9}, 6),
+        ({"max_num_seqs": 2**31 - 1, "max_num_batched_tokens": 2**31 - 1}, 6),
+    ],
+)
+def test_an_engine_of_the_narrowest_options_answers_all_the_same(
+    tmp_path: Path, options: dict[str, Any], length: int
+) -> None:
+    with tiny_llm(tmp_path, **options) as llm:
+        params = SamplingParams(max_tokens=6, n=3, ignore_eos=True, seed=1)
+        outputs = llm.generate([[1], [2]], params)
+        assert [len(answer.token_ids) for output in outputs for answer in output.outputs] == [length] * 6
+        assert sum(len(chunk.token_ids) for chunk in llm.generate_stream([3], params)) == 3 * length
 
 
 @pytest.mark.loads
