@@ -28,6 +28,9 @@ Fields of `pagedlc.SamplingParams`; the integrations take them as keywords of th
 at most 512 tokens unless told otherwise, whichever class is asked: `LLM` (`SamplingParams(max_tokens=...)`), `VLLM`,
 `VLLMChat` and `Vllm` (`max_tokens`, also spelled `max_new_tokens`) or `pagedlc chat` (`--max-tokens`). Only
 `pagedlc ask` and `DocumentQA`, which ask for short answers, end them at 256.
+
+Where an option has two names, or two places (a keyword and `vllm_kwargs`), and both are given, they must have the same
+value: otherwise the error names both. In a call they go before those of the model, whichever name is used.
 """
 
 

@@ -9,9 +9,10 @@ from typing import Any, Final, Self
 from langchain_pagedlc._results import Describer
 from langchain_pagedlc._sampling import SAMPLING_ALIASES
 from pagedlc import ConfigError, InvalidRequestError, SamplingParams
+from pagedlc.option_names import settle
 from pagedlc_engine.config import check_option_names
 
-__all__ = ["CALL_OPTIONS", "Call", "call_values", "logprobs_wanted"]
+__all__ = ["CALL_OPTIONS", "Call", "call_values", "logprobs_wanted", "own_logprobs"]
 
 #: LangChain has no place for these in an answer.
 _WITHOUT_PLACE: Final = {"prompt_logprobs"}
@@ -65,23 +66,42 @@ def call_values(
         extra_names: Call options the class has beyond :data:`CALL_OPTIONS`.
 
     Raises:
-        InvalidRequestError: A keyword is not an option of a call; the nearest is named.
+        InvalidRequestError: A keyword is not an option of a call (the nearest is named), or an option is given twice
+            with different values.
     """
     known = {*CALL_OPTIONS, *extra_names, *SAMPLING_ALIASES, *_LANGCHAIN_SWITCHES}
+    given = {name: value for name, value in overrides.items() if name not in _LANGCHAIN_SWITCHES}
+    if stop is not None:
+        given["stop"] = stop
     try:
         check_option_names(overrides, known)
+        return {**own, **settle((SAMPLING_ALIASES.get(name, name), name, value) for name, value in given.items())}
     except ConfigError as error:
         raise InvalidRequestError(str(error)) from None
-    given = {
-        SAMPLING_ALIASES.get(name, name): value for name, value in overrides.items() if name not in _LANGCHAIN_SWITCHES
-    }
-    return {**own, **given, **({} if stop is None else {"stop": stop})}
+
+
+def own_logprobs(own: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's own values less the number that a call gives under the other of its two names."""
+    left = dict(own)
+    if type(overrides.get("logprobs")) is int:
+        left["top_logprobs"] = None
+    if overrides.get("top_logprobs") is not None and type(own["logprobs"]) is int:
+        left["logprobs"] = None
+    return left
 
 
 def logprobs_wanted(logprobs: bool | int | None, top_logprobs: int | None) -> int | None:
-    """One number for the engine from vLLM's (a number) or OpenAI's (a switch and a number) way of asking."""
+    """One number for the engine from vLLM's (a number) or OpenAI's (a switch and a number) way of asking.
+
+    Raises:
+        InvalidRequestError: Both are numbers, and differ.
+    """
     if logprobs is False:
         return None
-    if top_logprobs is not None:
-        return top_logprobs
-    return 0 if logprobs is True else logprobs
+    if top_logprobs is None:
+        return 0 if logprobs is True else logprobs
+    if logprobs not in (None, True) and logprobs != top_logprobs:
+        raise InvalidRequestError(
+            f"logprobs={logprobs!r} and top_logprobs={top_logprobs!r} are the same option: leave one out."
+        )
+    return top_logprobs

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pagedlc import ConfigError
 from pagedlc.foreign import FOREIGN_OPTIONS, refuse_foreign
+from pagedlc.option_names import settle
 from pagedlc_engine.config import EngineConfig, check_option_names
 
 __all__ = ["ENGINE_OPTIONS", "arrange_options"]
@@ -34,43 +35,38 @@ def arrange_options(
         Keywords that are all fields of the class.
 
     Raises:
-        ConfigError: An option is unknown, given twice, or has a value that cannot work here.
+        ConfigError: An option is unknown, given twice with different values, or has a value that cannot work here.
     """
-    arranged: dict[str, Any] = {}
-    engine: dict[str, Any] = {}
+    arranged: list[tuple[str, str, Any]] = []
+    engine: list[tuple[str, str, Any]] = []
     known = {*fields, *aliases, *ENGINE_OPTIONS, *FOREIGN_OPTIONS, "best_of", *_NESTED}
     check_option_names(given, known)
     for name, value in given.items():
         if name in _NESTED:
             _check_nested(name, value, model_fields)
             for inner, inner_value in (value or {}).items():
+                written = f"{name}[{inner!r}]"
                 if inner in model_fields:
-                    _put(arranged, inner, inner_value)
+                    arranged.append((inner, written, inner_value))
                 elif inner in ENGINE_OPTIONS:
-                    _put(engine, inner, inner_value)
+                    engine.append((inner, written, inner_value))
                 else:
                     refuse_foreign(inner, inner_value)
         elif name in fields or name in aliases:
-            _put(arranged, aliases.get(name, name), value)
+            arranged.append((aliases.get(name, name), name, value))
         elif name in ENGINE_OPTIONS:
-            _put(engine, name, value)
+            engine.append((name, name, value))
         elif name == "best_of":
             _check_best_of(value, given.get("n", 1))
         else:
             refuse_foreign(name, value)
-    return {**arranged, "engine_options": engine}
+    return {**settle(arranged), "engine_options": settle(engine)}
 
 
 def _check_nested(name: str, value: Any, model_fields: Collection[str]) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{name} must be a mapping of option names to values, not {type(value).__name__}.")
     check_option_names(value or {}, {*model_fields, *ENGINE_OPTIONS, *FOREIGN_OPTIONS})
-
-
-def _put(target: dict[str, Any], name: str, value: Any) -> None:
-    if name in target and target[name] != value:
-        raise ConfigError(f"Option {name!r} is given twice, as {target[name]!r} and as {value!r}: leave one out.")
-    target[name] = value
 
 
 def _check_best_of(best_of: Any, n: Any) -> None:

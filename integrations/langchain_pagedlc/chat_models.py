@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable
 from pydantic import Field
 
 from langchain_pagedlc._batching import check_wanted
-from langchain_pagedlc._call import CALL_OPTIONS, call_values, logprobs_wanted
+from langchain_pagedlc._call import CALL_OPTIONS, call_values, logprobs_wanted, own_logprobs
 from langchain_pagedlc._engine import EngineBacked
 from langchain_pagedlc._many_runs import ManyRunsChat
 from langchain_pagedlc._messages import to_chat_messages
@@ -135,7 +135,7 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
     ``engine_options={"seed": 1}``, since ``seed`` seeds the sampling of each request.
 
     Raises:
-        ConfigError: An option is unknown (the nearest is named) or cannot work.
+        ConfigError: An option is unknown (the nearest is named), cannot work, or is given twice with different values.
         InvalidRequestError: A sampling value is out of range, or a message has content the model cannot read.
         ModelLoadError: The name leads to no model this engine can run.
     """
@@ -360,7 +360,7 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
 
     def _call(self, stop: list[str] | None, overrides: Mapping[str, Any]) -> ChatCall:
         own = {name: getattr(self, name) for name in (*CALL_OPTIONS, *_CHAT_FIELDS)}
-        values = call_values(own, stop, overrides, _CHAT_OPTIONS)
+        values = call_values(own_logprobs(own, overrides), stop, overrides, _CHAT_OPTIONS)
         turn = {name: values.pop(name) for name in (*_TURN_FIELDS, *_TURN_CALL_OPTIONS) if name in values}
         turn["tools"] = openai_tools(turn.get("tools") or ())
         request = {name: values.pop(name) for name in ("priority", "cache_salt")}
@@ -368,6 +368,10 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
         stream_usage = bool(values.pop("stream_usage"))
         values["logprobs"] = logprobs_wanted(values["logprobs"], values.pop("top_logprobs"))
         form = structured_outputs_of(values.pop("response_format", None))
+        if form is not None and overrides.get("structured_outputs") is not None:
+            raise InvalidRequestError(
+                "response_format and structured_outputs both say what the answer must look like: leave one out."
+            )
         if form is not None:
             values["structured_outputs"] = form
         params = SamplingParams(**values)

@@ -56,7 +56,7 @@ class VLLM(EngineBacked, SamplingFields, BaseLLM):
     :class:`~langchain_pagedlc.VLLMChat`.
 
     Raises:
-        ConfigError: An option is unknown (the nearest is named) or cannot work.
+        ConfigError: An option is unknown (the nearest is named), cannot work, or is given twice with different values.
         InvalidRequestError: A sampling value is out of range.
         ModelLoadError: The name leads to no model this engine can run.
     """
@@ -69,6 +69,7 @@ class VLLM(EngineBacked, SamplingFields, BaseLLM):
 
     _aliases: ClassVar[Mapping[str, str]] = {
         "max_tokens": "max_new_tokens",
+        "max_completion_tokens": "max_new_tokens",
         "stop_sequences": "stop",
         "model_name": "model",
     }

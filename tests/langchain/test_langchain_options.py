@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_fakes import FakeRegistry
@@ -94,10 +95,68 @@ def test_an_unknown_option_inside_vllm_kwargs_names_the_nearest(registry: FakeRe
 
 def test_an_option_given_twice_must_agree_with_itself(registry: FakeRegistry) -> None:
     assert VLLM(block_size=32, vllm_kwargs={"block_size": 32}).engine_options == {"block_size": 32}
-    with pytest.raises(ConfigError, match="'block_size' is given twice"):
-        VLLM(block_size=32, vllm_kwargs={"block_size": 16})
-    with pytest.raises(ConfigError, match="'max_tokens' is given twice"):
-        VLLMChat(max_tokens=1, max_new_tokens=2)
+    assert VLLMChat(max_tokens=7, max_new_tokens=7, max_completion_tokens=7).max_tokens == 7
+    assert VLLM(max_tokens=7, max_completion_tokens=7).max_new_tokens == 7
+
+
+@pytest.mark.parametrize("cls", [VLLM, VLLMChat])
+@pytest.mark.parametrize(
+    ("options", "both"),
+    [
+        ({"max_tokens": 1, "max_new_tokens": 2}, "max_tokens=1 and max_new_tokens=2"),
+        ({"max_completion_tokens": 1, "max_tokens": None}, "max_completion_tokens=1 and max_tokens=None"),
+        ({"stop": ["a"], "stop_sequences": ["b"]}, r"stop=\['a'\] and stop_sequences=\['b'\]"),
+        ({"model": "a", "model_name": "b"}, "model='a' and model_name='b'"),
+        ({"block_size": 32, "vllm_kwargs": {"block_size": 16}}, r"block_size=32 and vllm_kwargs\['block_size'\]=16"),
+        ({"tokenizer": "a", "vllm_kwargs": {"tokenizer": "b"}}, r"tokenizer='a' and vllm_kwargs\['tokenizer'\]='b'"),
+        (
+            {"engine_options": {"dtype": "float32"}, "vllm_kwargs": {"dtype": "float16"}},
+            r"engine_options\['dtype'\]='float32' and vllm_kwargs\['dtype'\]='float16'",
+        ),
+    ],
+)
+def test_two_names_of_an_option_with_different_values_are_both_named(
+    registry: FakeRegistry, cls: type[VLLM | VLLMChat], options: dict[str, Any], both: str
+) -> None:
+    with pytest.raises(ConfigError, match=both):
+        cls(**options)
+
+
+@pytest.mark.parametrize("cls", [VLLM, VLLMChat])
+@pytest.mark.parametrize(
+    ("options", "both"),
+    [
+        ({"max_tokens": 1, "max_new_tokens": 2}, "max_tokens=1 and max_new_tokens=2"),
+        ({"stop_sequences": ["a"], "stop": ["b"]}, r"stop_sequences=\['a'\] and stop=\['b'\]"),
+    ],
+)
+def test_so_are_two_names_in_a_call(
+    registry: FakeRegistry, cls: type[VLLM | VLLMChat], options: dict[str, Any], both: str
+) -> None:
+    model = cls(max_tokens=5, stop=["x"])
+    with pytest.raises(InvalidRequestError, match=both):
+        model.invoke("Hi", **options)
+    model.invoke("Hi", max_completion_tokens=3, max_tokens=3, stop=["a"], stop_sequences=["a"])
+    (call,) = registry.engine.calls
+    assert (call.params.max_tokens, call.params.stop) == (3, ("a",))
+
+
+def test_a_number_of_log_probabilities_has_two_names(registry: FakeRegistry) -> None:
+    with pytest.raises(InvalidRequestError, match="logprobs=2 and top_logprobs=5"):
+        VLLMChat(logprobs=2, top_logprobs=5)
+    with pytest.raises(InvalidRequestError, match="logprobs=2 and top_logprobs=5"):
+        VLLMChat().invoke("Hi", logprobs=2, top_logprobs=5)
+    two, five = VLLMChat(logprobs=2), VLLMChat(top_logprobs=5)
+    five.invoke("Hi", logprobs=2)
+    two.invoke("Hi", top_logprobs=5)
+    five.invoke("Hi", logprobs=True)
+    five.invoke("Hi", logprobs=False)
+    assert [call.params.logprobs for call in registry.engine.calls] == [2, 5, 5, None]
+
+
+def test_the_form_of_an_answer_is_given_once(registry: FakeRegistry) -> None:
+    with pytest.raises(InvalidRequestError, match="response_format and structured_outputs"):
+        VLLMChat().invoke("Hi", response_format={"type": "json_object"}, structured_outputs={"regex": "[0-9]"})
 
 
 @pytest.mark.parametrize("cls", [VLLM, VLLMChat])

@@ -178,7 +178,7 @@ def test_call_options_are_passed_on(make: Any) -> None:
     [
         ({"temprature": 0}, "Did you mean 'temperature'"),
         ({"temperature": -1}, "temperature"),
-        ({"max_tokens": 1, "max_new_tokens": 2}, "same limit"),
+        ({"max_tokens": 1, "max_new_tokens": 2}, "max_tokens=1 and max_new_tokens=2"),
         ({"best_of": 2}, "best_of"),
     ],
     ids=str,

@@ -105,7 +105,16 @@ def test_vllm_options_that_change_nothing_are_taken(
         ({"max_model_length": 100}, "Did you mean 'max_model_len'"),
         ({"temprature": 0.0}, "Did you mean 'temperature'"),
         ({"vllm_kwargs": {"block_sise": 16}}, "Did you mean 'block_size'"),
-        ({"block_size": 16, "vllm_kwargs": {"block_size": 32}}, "in one place"),
+        ({"block_size": 16, "vllm_kwargs": {"block_size": 32}}, r"block_size=16 and vllm_kwargs\['block_size'\]=32"),
+        ({"dtype": "float32", "vllm_kwargs": {"dtype": "float16"}}, r"dtype='float32' and vllm_kwargs\['dtype'\]="),
+        ({"trust_remote_code": True, "vllm_kwargs": {"trust_remote_code": False}}, "trust_remote_code=True and vllm_"),
+        ({"max_new_tokens": 1, "max_tokens": 2}, "max_new_tokens=1 and max_tokens=2"),
+        (
+            {"temperature": 0.5, "sampling_kwargs": {"temperature": 0.0}},
+            r"=0.5 and sampling_kwargs\['temperature'\]=0.0",
+        ),
+        ({"seed": 1, "sampling_kwargs": {"seed": 2}}, r"seed=1 and sampling_kwargs\['seed'\]=2"),
+        ({"vllm_kwargs": ["block_size"]}, "vllm_kwargs must be a mapping"),
     ],
     ids=str,
 )
@@ -251,3 +260,15 @@ def test_model_copy_applies_and_checks_changes(engines: list[Any]) -> None:
     assert llm.temperature == 0.3
     with pytest.raises(InvalidRequestError, match="temperature"):
         llm.model_copy(update={"temperature": -1})
+    settings = Vllm(**SETTINGS, seed=1, vllm_kwargs={"seed": 3})
+    copied = settings.model_copy(update={"max_tokens": 4, "seed": 2, "max_model_len": 128})
+    assert (copied.max_new_tokens, copied.stop) == (4, ["\n"])
+    assert copied.sampling_kwargs == {"repetition_penalty": 1.3, "seed": 2}
+    assert copied.vllm_kwargs == {"max_model_len": 128, "seed": 3}
+
+
+def test_an_option_may_be_given_twice_with_the_same_value(engines: list[Any]) -> None:
+    llm = Vllm(max_tokens=9, max_new_tokens=9, sampling_kwargs={"max_tokens": 9, "top_k": 5}, top_k=5, dtype="float32")
+    assert (llm.max_new_tokens, llm.top_k, llm.sampling_kwargs) == (9, 5, {})
+    assert Vllm(sampling_kwargs={"temperature": 0.0}).temperature == 0.0
+    assert Vllm(dtype="float32", vllm_kwargs={"dtype": "float32"}).dtype == "float32"

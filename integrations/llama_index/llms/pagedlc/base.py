@@ -145,7 +145,8 @@ class Vllm(EngineBackedLLM):
             engine's own ``seed`` goes into ``vllm_kwargs``.
 
     Raises:
-        ConfigError: An option is unknown (the nearest is suggested), or asks for what is not supported.
+        ConfigError: An option is unknown (the nearest is suggested), asks for what is not supported, or is
+            given twice with different values.
         InvalidRequestError: A sampling value is out of range.
         ModelLoadError: The model is missing, damaged or of an unsupported architecture.
     """

@@ -8,12 +8,13 @@ something that will not happen, the error says what to do instead.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedlc import LLM, SamplingParams
 from pagedlc.foreign import FOREIGN_OPTIONS, refuse_foreign
+from pagedlc.option_names import settle
 from pagedlc.turns import Interruption
 from pagedlc_engine.config import EngineConfig, check_option_names
 from pagedlc_engine.errors import ConfigError, InvalidRequestError
@@ -25,9 +26,11 @@ __all__ = [
     "SplitOptions",
     "interruption",
     "merge_engine_options",
+    "merge_sampling",
     "sampling_params",
     "split_call",
     "split_options",
+    "updated_settings",
 ]
 
 #: What a call may bring besides sampling parameters, for the engine.
@@ -38,6 +41,8 @@ TEMPLATE_OPTIONS = frozenset({"add_generation_prompt", "chat_template_kwargs", "
 INTERRUPTION_OPTIONS = frozenset({"barge_in", "conversation_id", "run_id", "stop_when"})
 #: As the template options, for calls whose answer may hold tool calls.
 TOOL_OPTIONS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "tool_call_format"})
+
+_OTHER_NAMES = {"max_tokens": "max_new_tokens"}
 
 
 @dataclass(frozen=True)
@@ -78,25 +83,72 @@ def split_options(options: Mapping[str, Any], framework_names: Collection[str]) 
     return split
 
 
-def merge_engine_options(direct: Mapping[str, Any], vllm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def merge_engine_options(
+    direct: Mapping[str, Any], vllm_kwargs: Mapping[str, Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
     """Engine options given as keywords and inside ``vllm_kwargs``, as one dict.
+
+    Args:
+        direct: Those that are keywords.
+        vllm_kwargs: More of them.
+        fields: Those that are fields of the class. They are only compared.
 
     Raises:
         ConfigError: An option is unknown, has no meaning here, or was given twice with different values.
     """
     engine_names = _engine_option_names()
-    check_option_names(vllm_kwargs, {*engine_names, *FOREIGN_OPTIONS})
-    merged = dict(direct)
-    for name, value in vllm_kwargs.items():
-        if name not in engine_names:
-            refuse_foreign(name, value)
-        elif name in merged and merged[name] != value:
-            raise ConfigError(
-                f"{name} is {merged[name]!r} as a keyword and {value!r} in vllm_kwargs; give it in one place."
-            )
-        else:
-            merged[name] = value
-    return merged
+    check_option_names(_mapping("vllm_kwargs", vllm_kwargs), {*engine_names, *FOREIGN_OPTIONS})
+    for name in vllm_kwargs.keys() - engine_names:
+        refuse_foreign(name, vllm_kwargs[name])
+    nested = {name: value for name, value in vllm_kwargs.items() if name in engine_names}
+    settle([*_as_written(fields), *_as_written(nested, "vllm_kwargs")])
+    return settle([*_as_written(direct), *_as_written(nested, "vllm_kwargs")])
+
+
+def merge_sampling(
+    fields: Mapping[str, Any], keywords: Mapping[str, Any], sampling_kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Sampling parameters given as arguments, as further keywords and inside ``sampling_kwargs``, as one dict.
+
+    Args:
+        fields: Those of the constructor's own arguments that are not at their default.
+        keywords: Other keywords.
+        sampling_kwargs: More of them.
+
+    Raises:
+        ConfigError: One was given twice with different values.
+    """
+    nested = _mapping("sampling_kwargs", sampling_kwargs)
+    given = [*_as_written(fields), *_as_written(keywords), *_as_written(nested, "sampling_kwargs")]
+    return settle((_OTHER_NAMES.get(name, name), written, value) for name, written, value in given)
+
+
+def updated_settings(settings: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a ``Vllm`` as keywords, with changes that go before whatever they are written in there.
+
+    Args:
+        settings: Its fields.
+        update: Keywords of the constructor.
+    """
+    changed = {_OTHER_NAMES.get(name, name) for name in update}
+    engine = changed - SamplingParams.model_fields.keys()
+    return {
+        **{name: value for name, value in settings.items() if name not in changed},
+        "vllm_kwargs": {name: value for name, value in settings["vllm_kwargs"].items() if name not in engine},
+        "sampling_kwargs": {name: value for name, value in settings["sampling_kwargs"].items() if name not in changed},
+        **update,
+    }
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a mapping of option names to values, not {type(value).__name__}.")
+    return value
+
+
+def _as_written(options: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, str, Any]]:
+    for name, value in options.items():
+        yield name, f"{inside}[{name!r}]" if inside else name, value
 
 
 def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
@@ -134,7 +186,7 @@ def split_call(kwargs: Mapping[str, Any], turn_options: Collection[str]) -> Spli
         turn_options: Names that go to the turn; what is unknown counts as a sampling parameter.
 
     Raises:
-        InvalidRequestError: ``max_tokens`` and ``max_new_tokens`` contradict each other, or there are tools where
+        InvalidRequestError: ``max_tokens`` and ``max_new_tokens`` differ, or there are tools where
             there can be no calls.
     """
     split = SplitCall({}, {}, {}, {})
@@ -152,11 +204,10 @@ def split_call(kwargs: Mapping[str, Any], turn_options: Collection[str]) -> Spli
             )
         else:
             split.sampling[name] = value
-    if "max_tokens" in split.sampling:
-        limit = split.sampling.pop("max_tokens")
-        if split.sampling.setdefault("max_new_tokens", limit) != limit:
-            raise InvalidRequestError("max_tokens and max_new_tokens name the same limit; give one of them.")
-    return split
+    try:
+        return replace(split, sampling=merge_sampling({}, split.sampling, {}))
+    except ConfigError as error:
+        raise InvalidRequestError(str(error)) from None
 
 
 def interruption(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Interruption:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
 import pickle
@@ -15,7 +16,13 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
 
 import pagedlc
-from llama_index.llms.pagedlc.options import merge_engine_options, sampling_params, split_options
+from llama_index.llms.pagedlc.options import (
+    merge_engine_options,
+    merge_sampling,
+    sampling_params,
+    split_options,
+    updated_settings,
+)
 from llama_index.llms.pagedlc.structured import StructuredOutputLLM
 from pagedlc.foreign import refuse_foreign
 from pagedlc.registry import shared_llm
@@ -97,8 +104,10 @@ class EngineBackedLLM(StructuredOutputLLM):
             ("api_url", api_url),
         ):
             refuse_foreign(name, value)
-        engine_options = merge_engine_options(split.engine, vllm_kwargs or {})
-        sampling = {
+        engine_options = merge_engine_options(
+            split.engine, vllm_kwargs or {}, _chosen(dtype=dtype, trust_remote_code=trust_remote_code)
+        )
+        arguments = {
             "temperature": temperature,
             "n": n,
             "best_of": best_of,
@@ -108,10 +117,12 @@ class EngineBackedLLM(StructuredOutputLLM):
             "top_k": top_k,
             "stop": list(stop) if isinstance(stop, tuple) else stop,
             "ignore_eos": ignore_eos,
-            "max_new_tokens": split.sampling.pop("max_tokens", max_new_tokens),
+            "max_new_tokens": max_new_tokens,
             "logprobs": logprobs,
         }
-        sampling_kwargs = {**(split.framework.pop("sampling_kwargs", None) or {}), **split.sampling}
+        nested = split.framework.pop("sampling_kwargs", None) or {}
+        sampling_kwargs = merge_sampling(_chosen(**arguments), split.sampling, nested)
+        sampling = {name: sampling_kwargs.pop(name, value) for name, value in arguments.items()}
         sampling_params({**sampling, **sampling_kwargs})
         fields: dict[str, Any] = dict(
             model=os.fspath(model),
@@ -182,13 +193,19 @@ class EngineBackedLLM(StructuredOutputLLM):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with ``update`` applied and validated; it shares the engine if the engine options are the same."""
         values = copy.deepcopy(self.__dict__) if deep else self.__dict__
-        return type(self)(**{**values, **(update or {})})
+        return type(self)(**updated_settings(values, update or {}))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"__dict__": {name: value for name, value in self.__dict__.items() if _can_pickle(name, value)}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state["__dict__"])  # type: ignore[misc]
+
+
+def _chosen(**arguments: Any) -> dict[str, Any]:
+    """The constructor's arguments that are not at their default."""
+    parameters = inspect.signature(EngineBackedLLM.__init__).parameters
+    return {name: value for name, value in arguments.items() if value != parameters[name].default}
 
 
 def _can_pickle(name: str, value: Any) -> bool:
