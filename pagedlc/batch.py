@@ -80,8 +80,17 @@ class RequestBatch:
         return error
 
     def read(self, deltas: Sequence[TokenDelta]) -> int:
-        """Take deltas in; returns how many requests they completed."""
-        ended = [chunk.request_id for chunk in self.chunks(deltas) if chunk.finish_reason is not None]
+        """Take deltas in; returns how many requests they completed.
+
+        Raises:
+            PagedLCError: A request's error, with the ``outputs`` of those that were finished.
+        """
+        failed_last = sorted(deltas, key=lambda delta: delta.error is not None)
+        try:
+            ended = [chunk.request_id for chunk in self.chunks(failed_last) if chunk.finish_reason is not None]
+        except PagedLCError as error:
+            error.outputs = [reader.result() if reader.finished else None for reader in self._readers.values()]
+            raise
         return sum(self._readers[request_id].finished for request_id in set(ended))
 
     def results(self) -> list[RequestOutput]:

@@ -91,6 +91,8 @@ class LLM(ServedModel):
 
         Raises:
             InvalidRequestError: A prompt or parameter is invalid; nothing has been generated then.
+            PagedLCError: A prompt fails on the way. ``error.outputs`` has the outputs that were finished by then, and
+                ``None`` for all other prompts; what was not finished is given up.
         """
         requests = self._prepare(as_prompts(prompts), sampling_params, priority, cache_salt, request_id)
         return self._run(requests, use_tqdm)

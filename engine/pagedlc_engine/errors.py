@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from typing import Final
+from typing import Any, Final
 
 __all__ = [
     "MAKE_ANEW",
@@ -30,6 +30,10 @@ __all__ = [
 
 class PagedLCError(Exception):
     """Root of all errors raised by pagedlc."""
+
+    #: Where one of several prompts fails on the way: an output for each prompt that was finished, ``None`` for each
+    #: other. ``None`` altogether where nothing had begun, and for streams.
+    outputs: list[Any] | None = None
 
 
 class ConfigError(PagedLCError, ValueError):

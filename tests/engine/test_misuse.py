@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import pickle
@@ -180,6 +181,24 @@ def test_a_request_that_fails_on_its_way_is_named(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"^No token is left"):
         llm.generate([[2]], impossible)
     assert len(llm.generate([[1], [2]], fine)) == 2
+
+
+def test_what_was_finished_before_a_request_failed_is_not_lost(tmp_path: Path) -> None:
+    fine = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    impossible = SamplingParams(logit_bias=dict.fromkeys(range(258), float("-inf")))
+    prompts, params = [[1], [2], [3], [4]], [fine, fine, impossible, fine]
+    with tiny_llm(tmp_path, max_num_seqs=1) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts[:2], fine)]
+        for ask in (llm.generate, lambda *given: asyncio.run(llm.agenerate(*given))):
+            with pytest.raises(InvalidRequestError, match=r"^Prompt 2: No token is left") as caught:
+                ask(prompts, params)
+            assert caught.value.outputs is not None
+            *done, failed, waiting = caught.value.outputs
+            assert [output.outputs[0].token_ids for output in done] == expected
+            assert failed is waiting is None
+        with pytest.raises(InvalidRequestError) as caught:
+            llm.generate([[1], []], fine)
+        assert caught.value.outputs is None
 
 
 def test_thousands_of_choices(llm: LLM) -> None:
