@@ -175,7 +175,7 @@ def test_the_integrations_take_it_and_share_one_process(folder: Path) -> None:
     options: dict[str, Any] = {"load_format": "dummy", "num_blocks": 300, "engine_host": "process", "max_tokens": 4}
     name = str(make_tiny_model(folder / "integrations"))
     chat, completion = VLLMChat(model=name, **options), VLLM(model=name, **options)
-    index = Vllm(model=name, **{**options, "max_tokens": None}, max_new_tokens=4)
+    index = Vllm(model=name, **options)
     assert chat.invoke("a").usage_metadata["output_tokens"] <= 4
     assert isinstance(completion.invoke("a"), str)
     assert isinstance(index.complete("a").text, str)
