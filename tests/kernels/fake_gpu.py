@@ -76,10 +76,10 @@ def launch() -> None:
 
 def attend_to_prompts() -> None:
     """Whole prompts, and a short one late in its request, whose keys are split."""
-    for queries, contexts in (([300], [300]), ([40], [5000])):
-        for head_dim in (64, 128):
+    for queries, contexts in (([300], [300]), ([65], [5000])):
+        for heads, head_dim in ((4, 64), (4, 128), (6, 128)):
             step = make_step(
-                queries, contexts, heads=4, kv_heads=2, head_dim=head_dim, block_size=64,
+                queries, contexts, heads=heads, kv_heads=2, head_dim=head_dim, block_size=64,
                 device=torch.device("cpu"), dtype=torch.bfloat16,
             )  # fmt: skip
             paged_attention(step.query, step.key_cache, step.value_cache, step.plan, scale=step.scale, overlap=True)

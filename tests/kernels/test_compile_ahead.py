@@ -32,7 +32,7 @@ def test_every_variant_is_compiled_once_and_nothing_is_launched(tmp_path: Path) 
     assert found["again"] == 0
     assert found["hook"]
     assert found["other thread"] == {"loaded": 1, "launched": 1}
-    assert found["attention"] == 6  # whole and split for two head sizes, and the merge of the splits
+    assert found["attention"] == 9  # whole and split for three shapes of heads, and the merge of the splits
     assert found["specialized"] == {"here": True, "unknown version": False, "later card": False}
 
 

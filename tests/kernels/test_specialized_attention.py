@@ -59,9 +59,13 @@ def check(step: Step, overlap: bool = False) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (16, 8), (32, 8), (16, 1), (64, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"), [(8, 8), (16, 8), (32, 8), (16, 1), (64, 1), (9, 3), (40, 8), (12, 2), (28, 4)]
+)
 def test_heads(heads: int, kv_heads: int, head_dim: int) -> None:
-    check(make([300, 200, 129], [300, 777, 4100], heads=heads, kv_heads=kv_heads, head_dim=head_dim))
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    check(make([300, 200, 129], [300, 777, 4100], **sizes))
+    check(make([65], [5000], **sizes), overlap=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -91,7 +95,9 @@ def test_fuzz(seed: int) -> None:
     contexts = rng.integers(65, int(rng.choice([200, 4000])), int(rng.integers(1, 12)))
     queries = [int(rng.integers(65, limit + 1)) if rng.random() < 0.6 else 1 for limit in contexts]
     queries[0] = max(queries[0], 65)
-    check(make(queries, contexts.tolist(), heads=[8, 16, 32][seed % 3], head_dim=[64, 128][seed % 2], seed=seed))
+    check(
+        make(queries, contexts.tolist(), heads=[8, 16, 24, 32, 56][seed % 5], head_dim=[64, 128][seed % 2], seed=seed)
+    )
 
 
 def test_the_other_kernel_says_the_same() -> None:

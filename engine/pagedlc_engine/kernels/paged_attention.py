@@ -165,12 +165,10 @@ class _Launch:
 
     def _specializes(self, table: TileTable, is_shared: bool) -> bool:
         """Whether :mod:`specialized_attention` is for these tiles: whole prompts or large parts of them."""
-        _, block_size, num_kv_heads, head_dim = self.key_cache.shape
-        tokens = SPECIALIZED_ROWS * num_kv_heads // self.query.shape[1]
+        _, block_size, _, head_dim = self.key_cache.shape
         plain = not (is_shared or table.merges_prefix or self.window or self.soft_cap)
-        fits = table.rows == tokens * self.query.shape[1] // num_kv_heads == SPECIALIZED_ROWS
         known = head_dim in (64, 128) and block_size % 64 == 0 and self.query.element_size() == 2
-        return plain and fits and known and self.config is None and can_specialize_warps()
+        return table.rows == SPECIALIZED_ROWS and plain and known and self.config is None and can_specialize_warps()
 
     def _attend_specialized(self, table: TileTable, early: bool) -> None:
         # Not before it is needed: other versions of Triton may not know what it imports.
@@ -188,8 +186,12 @@ class _Launch:
         )
         tiles = len(table.records)
         programs = min(card_of(self.query.device).num_processors, tiles * num_kv_heads * table.splits)
+        boxed = group & (group - 1) == 0
+        query = self.query
+        if boxed:
+            query = BoxDescriptor.from_tensor(query, [SPECIALIZED_ROWS // group, group, 64], BOXES)
         specialized_attention_kernel[(programs,)](
-            BoxDescriptor.from_tensor(self.query, [SPECIALIZED_ROWS // group, group, 64], BOXES),
+            query,
             keys,
             values,
             self.out,
@@ -200,6 +202,7 @@ class _Launch:
             tiles,
             self.scale * LOG2_E,
             self.plan.block_tables.stride(0),
+            self.query.stride(0),
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
@@ -207,6 +210,7 @@ class _Launch:
             KEYS=SPECIALIZED_KEYS,
             STAGES=SPECIALIZED_STAGES,
             SPLITS=table.splits,
+            BOXED=boxed,
             EARLY=early,
             **launch_options(4, overlap=early, max_registers=SPECIALIZED_REGISTERS),
         )

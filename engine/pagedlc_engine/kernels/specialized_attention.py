@@ -134,13 +134,13 @@ def _turn(
 
 @gluon.jit
 def _attend(
-    shared, done, turns, fetched, position, start, stop, scale,
+    shared, done, turns, position, start, stop, scale,
     WHICH: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
     LAYOUT: gl.constexpr, SUM_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 rows over the keys from ``start`` to ``stop``: sums over values, and the softmax's peaks and
-    totals. ``done`` turns and ``fetched`` tiles came before."""
-    queries, keys, values, queries_full, queries_free, rings = shared
+    totals. ``done`` turns came before; the queries are there."""
+    queries, keys, values, _, queries_free, rings = shared
     keys_full, keys_free, values_full, values_free = rings
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUM_LAYOUT, 2)
     row = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)) + 64 * WHICH
@@ -154,7 +154,6 @@ def _attend(
     peak = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, LAYOUT))
     total = gl.zeros([64], gl.float32, gl.SliceLayout(1, LAYOUT))
     acc = gl.zeros([64, HEAD_DIM], gl.float32, SUM_LAYOUT)
-    mbarrier.wait(queries_full, fetched & 1)
     mbarrier.wait(keys_full.index(done % STAGES), (done // STAGES) & 1)
     scores = _scores(queries, keys, done % STAGES, WHICH, KEYS, HEAD_DIM // 64, LAYOUT)
     scores = warpgroup_mma_wait(0, deps=[scores])
@@ -180,6 +179,24 @@ def _attend(
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(values_free.index(last % STAGES), count=1)
     return acc, peak, total
+
+
+@gluon.jit
+def _take_queries(
+    query, query_stride, queries, record, count, kv_head,
+    WHICH: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+):  # fmt: skip
+    """Bring 64 rows of a tile's queries to shared memory without the copy engine."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)) + 64 * WHICH
+    token = gl.load(record + 1) + row // GROUP
+    place = token.to(gl.int64) * query_stride + (kv_head * GROUP + row % GROUP) * HEAD_DIM
+    live = (row // GROUP < count)[:, None]
+    for half in gl.static_range(HEAD_DIM // 64):
+        dims = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT)) + 64 * half
+        rows = gl.load(query + place[:, None] + dims[None, :], mask=live, other=0.0)
+        queries.index(half).slice(64 * WHICH, 64).store(rows)
+    fence_async_shared()
 
 
 @gluon.jit
@@ -219,11 +236,12 @@ def _store_part(
 
 @gluon.jit
 def _multiply(
-    shared, work, results, scale,
+    shared, work, query, query_stride, results, scale,
     WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, BOXED: gl.constexpr,
 ):  # fmt: skip
     """What four warps do: their 64 rows of every piece of work."""
+    queries, _, _, queries_full, _, _ = shared
     records, tiles = work
     out, partial_out, partial_lse = results
     GROUP: gl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -236,8 +254,12 @@ def _multiply(
     while count > 0:
         position, start, stop, turns = _find_keys(record, count, split, KEYS, SPLITS)
         if turns > 0:
+            if BOXED:
+                mbarrier.wait(queries_full, fetched & 1)
+            else:
+                _take_queries(query, query_stride, queries, record, count, kv_head, WHICH, GROUP, HEAD_DIM)
             acc, peak, total = _attend(
-                shared, done, turns, fetched, position, start, stop, scale,
+                shared, done, turns, position, start, stop, scale,
                 WHICH, GROUP, HEAD_DIM, KEYS, STAGES, LAYOUT, SUM_LAYOUT,
             )  # fmt: skip
             if SPLITS == 1:  # noqa: SIM114, decided while compiling
@@ -269,7 +291,7 @@ def _find_box(table, number, blocks, shift, BLOCK_SIZE: gl.constexpr):
 def _load(
     shared, work, inputs,
     BLOCK_SIZE: gl.constexpr, NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, BOXED: gl.constexpr,
 ):  # fmt: skip
     """What one warp does: fetch the queries, keys and values of every piece of work as room for them becomes free."""
     query, key_cache, value_cache, block_tables, table_stride = inputs
@@ -288,7 +310,7 @@ def _load(
         blocks = gl.cdiv(stop, 64)
         shift = blocks * 64 - stop
         column = kv_head * HEAD_DIM
-        if turns > 0:
+        if BOXED and turns > 0:
             mbarrier.wait(queries_free, (fetched & 1) ^ 1)
             mbarrier.expect(queries_full, 128 * HEAD_DIM * 2)
             for half in gl.static_range(HALVES):
@@ -339,6 +361,7 @@ def specialized_attention_kernel(
     tiles,
     scale,
     table_stride,
+    query_stride,
     NUM_HEADS: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -346,12 +369,15 @@ def specialized_attention_kernel(
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
     SPLITS: gl.constexpr,
+    BOXED: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: as many programs as the device runs at once, or fewer. EARLY: the launch may overlap its predecessor.
+    """Grid: as many programs as the device runs at once, or fewer. BOXED: the copy engine fetches queries, too, which
+    takes a group of heads that is a power of two. EARLY: the launch may overlap its predecessor.
 
     Args:
-        query: Descriptor of [T, heads, head_dim] in boxes of [128 / group, group, 64].
+        query: [T, heads, head_dim], heads contiguous within a token; BOXED: its descriptor, in boxes of
+            [128 / group, group, 64].
         key_cache: Descriptor of [blocks, block_size, kv_heads * head_dim] in boxes of [1, 64, 64].
         value_cache: Like ``key_cache``.
         out: [T, heads, head_dim], contiguous.
@@ -363,6 +389,7 @@ def specialized_attention_kernel(
         tiles: Records.
         scale: Factor on the scores, times log2(e).
         table_stride: Blocks a row of ``block_tables``.
+        query_stride: Elements from one token's queries to the next one's.
     """
     DTYPE: gl.constexpr = out.dtype.element_ty
     TILES: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -381,10 +408,22 @@ def specialized_attention_kernel(
     inputs = (query, key_cache, value_cache, block_tables, table_stride)
     gl.warp_specialize(
         [
-            (_multiply, (shared, work, results, scale, 0, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS)),
-            (_multiply, (shared, work, results, scale, 1, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS)),
-            (_load, (shared, work, inputs, BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS)),
+            (
+                _multiply,
+                (
+                    shared, work, query, query_stride, results, scale, 0,
+                    NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, BOXED,
+                ),
+            ),
+            (
+                _multiply,
+                (
+                    shared, work, query, query_stride, results, scale, 1,
+                    NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, BOXED,
+                ),
+            ),
+            (_load, (shared, work, inputs, BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, BOXED)),
         ],
         [4, 1],
         [240, 24],
-    )
+    )  # fmt: skip
