@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import ConfigError
+from pagedlc_engine.request import SamplingParams
 
-__all__ = ["FOREIGN_OPTIONS", "refuse_foreign"]
+__all__ = ["FOREIGN_OPTIONS", "engine_options_of", "refuse_foreign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +25,17 @@ class _Foreign:
     advice: str = ""
 
 
+_NO_SERVER = _Foreign(
+    (None, ""),
+    "The model runs inside this process and no server is called; leave it out. To talk to a server, use a client "
+    "for it (in LangChain, ChatOpenAI; in LlamaIndex, OpenAILike).",
+)
 _ONE_DEVICE = _Foreign((None, 1), "One engine uses one device; leave it at 1.")
 
 FOREIGN_OPTIONS: Final[Mapping[str, _Foreign]] = {
-    "api_url": _Foreign(
-        (None, ""),
-        "The model runs inside this process and no server is called; leave it out. To talk to a server, use a client "
-        "for it (in LlamaIndex, OpenAILike).",
-    ),
+    "api_key": _Foreign(None),
+    "api_url": _NO_SERVER,
+    "base_url": _NO_SERVER,
     "client": _Foreign((None,), "The engine is made from 'model' and the engine options."),
     "cpu_offload_gb": _Foreign((None, 0), "Weights stay on one device; use a smaller model or dtype."),
     "disable_log_stats": _Foreign(None),
@@ -42,6 +47,9 @@ FOREIGN_OPTIONS: Final[Mapping[str, _Foreign]] = {
         (None, True), "Prompts are always computed in chunks; see max_num_batched_tokens."
     ),
     "max_retries": _Foreign(None),
+    "model_kwargs": _Foreign((None, {}), "Give sampling parameters and engine options as keywords of their own."),
+    "openai_api_base": _NO_SERVER,
+    "openai_api_key": _Foreign(None),
     "pipeline_parallel_size": _ONE_DEVICE,
     "swap_space": _Foreign(None),
     "tensor_parallel_size": _ONE_DEVICE,
@@ -60,3 +68,16 @@ def refuse_foreign(name: str, value: Any) -> None:
     option = FOREIGN_OPTIONS[name]
     if option.neutral is not None and value not in option.neutral:
         raise ConfigError(f"{name}={value!r} is not supported. {option.advice}")
+
+
+def engine_options_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An LLM's options less those that ask for nothing.
+
+    Raises:
+        ConfigError: One asks for something that is not available here, or belongs to a call.
+    """
+    for name in FOREIGN_OPTIONS.keys() & options.keys():
+        refuse_foreign(name, options[name])
+    for name in options.keys() & SamplingParams.model_fields.keys() - EngineConfig.model_fields.keys():
+        raise ConfigError(f"{name} is a sampling parameter: give each call SamplingParams({name}=...).")
+    return {name: value for name, value in options.items() if name not in FOREIGN_OPTIONS}

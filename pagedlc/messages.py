@@ -30,9 +30,14 @@ def is_conversation(given: object) -> TypeIs[Messages]:
 
 def conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """One conversation or several, as a list."""
-    if isinstance(messages, Sequence) and messages and all(isinstance(item, Sequence) for item in messages):
+    if isinstance(messages, Sequence) and messages and all(map(_is_list, messages)):
         return list(messages)  # type: ignore[arg-type]
     return [messages]  # type: ignore[list-item]
+
+
+def _is_list(item: object) -> bool:
+    """Whether it can be a conversation; a pair of texts is what others take for a message."""
+    return isinstance(item, Sequence) and not any(isinstance(part, str) for part in item)
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -74,9 +79,7 @@ def _normalize(message: Any, where: str) -> dict[str, Any]:
     if reasoning:
         normal.setdefault("reasoning_content", reasoning)
     if message.get("tool_calls"):
-        normal["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{position}]") for position, call in enumerate(message["tool_calls"])
-        ]
+        normal["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     else:
         normal.pop("tool_calls", None)
     return normal
@@ -106,6 +109,12 @@ def _part_text(part: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}: a content part of type {part['type']!r} has no text under {key!r}.")
     return text
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence):
+        raise InvalidRequestError(f"{where} must be a list, not {type(calls).__name__}.")
+    return [_tool_call(call, f"{where}[{position}]") for position, call in enumerate(calls)]
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

@@ -146,8 +146,9 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer, max_model_len: int) -> tuple
             return None, *_token_ids(prompt["prompt_token_ids"])
         if "prompt" in prompt and not isinstance(prompt["prompt"], Mapping):
             return _tokenize(prompt["prompt"], tokenizer, max_model_len)
+        hint = " Messages go to chat()." if "role" in prompt else ""
         raise InvalidRequestError(
-            f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}."
+            f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}.{hint}"
         )
     if isinstance(prompt, str):
         check_text_length(prompt, tokenizer, max_model_len)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self
 from tqdm import tqdm
 
 from pagedlc.chat import ChatTemplate
+from pagedlc.foreign import engine_options_of
 from pagedlc.interruption import RunningAnswers
 from pagedlc.models import DEFAULT_MODEL, ModelFiles, is_local, resolve_model
 from pagedlc.prefix import PrefixHistory
@@ -46,6 +47,7 @@ class ServedModel:
         use_tqdm: bool | None = None,
         **engine_options: Any,
     ) -> None:
+        engine_options = engine_options_of(engine_options)
         self._needs_weights = engine_options.get("load_format") != "dummy"
         self._model = model
         self._revision = revision

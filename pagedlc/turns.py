@@ -48,6 +48,10 @@ class Interruption:
         Raises:
             InvalidRequestError: They do not.
         """
+        if not isinstance(self.conversation_id, str | None):
+            raise InvalidRequestError(
+                f"conversation_id must be a string, not {self.conversation_id!r}: give its str()."
+            )
         if self.stop_when is not None and not callable(self.stop_when):
             raise InvalidRequestError(
                 "stop_when must be a function that takes the text so far and returns whether to end the answer, "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +23,6 @@ AttentionBackendName = Literal["auto", "torch", "triton"]
 EngineHostName = Literal["thread", "process"]
 #: The engine's tables hold numbers of 32 bits.
 MOST = 2**31 - 1
-Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class EngineConfig(BaseModel):
@@ -82,13 +82,13 @@ class EngineConfig(BaseModel):
     kv_cache_memory_bytes: int | None = Field(default=None, gt=0, lt=2**63)
     gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=1.0)
     max_model_len: int | None = Field(default=None, ge=2)
-    max_num_seqs: Count | None = None
-    max_num_batched_tokens: Count | None = None
-    max_num_batched_tokens_while_streaming: Count | None = None
+    max_num_seqs: int | None = Field(default=None, ge=1, le=MOST)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=MOST)
+    max_num_batched_tokens_while_streaming: int | None = Field(default=None, ge=1, le=MOST)
     enable_prefix_caching: bool = True
     attention_backend: AttentionBackendName = "auto"
     enforce_eager: bool = False
-    cudagraph_capture_sizes: tuple[Count, ...] | None = Field(default=None, min_length=1)
+    cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] | None = Field(default=None, min_length=1)
     engine_host: EngineHostName = "thread"
     seed: int | None = None
 
@@ -126,11 +126,15 @@ class EngineConfig(BaseModel):
             raise ConfigError(validation_message("engine option", error)) from None
 
 
-def check_option_names(given: Any, known: Any) -> None:
-    """Raise :class:`ConfigError` for the first name in ``given`` that is not in ``known``."""
+def check_option_names(given: Any, known: Any, other_names: Mapping[str, str] | None = None) -> None:
+    """Raise :class:`ConfigError` for the first name in ``given`` that is not in ``known``.
+
+    ``other_names`` are unknown ones of which it is known what they mean.
+    """
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, list(known), n=1)
+            meant = (other_names or {}).get(name)
+            near = [meant] if meant else difflib.get_close_matches(name, list(known), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" Known options: {', '.join(sorted(known))}."
             raise ConfigError(f"Unknown option {name!r}.{hint}")
 
@@ -149,5 +153,7 @@ def validation_message(kind: str, error: ValidationError) -> str:
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])
         text = problem["msg"].removeprefix("Value error, ")
+        # Nobody has to write tuples.
+        text = text.replace("a valid tuple", "a valid list").replace("Tuple", "List")
         parts.append(f"{name}: {text} (got {_shown(problem['input'])})" if name else text)
     return f"Invalid {kind}: " + "; ".join(parts)

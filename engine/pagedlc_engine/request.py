@@ -34,6 +34,13 @@ __all__ = [
 #: reached; ``abort``: given up by the caller; ``error``: see ``TokenDelta.error``.
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+#: What sampling parameters are called elsewhere, and in older versions of vLLM.
+_OTHER_NAMES = {
+    "best_of": "n",
+    "guided_decoding": "structured_outputs",
+    "response_format": "structured_outputs",
+    "stop_sequences": "stop",
+}
 MAX_LOGPROBS = 50
 MAX_N = 128
 
@@ -97,7 +104,7 @@ class SamplingParams(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         try:
-            check_option_names(values, type(self).model_fields)
+            check_option_names(values, type(self).model_fields, _OTHER_NAMES)
             super().__init__(**values)
         except ConfigError as error:
             raise InvalidRequestError(str(error)) from None

@@ -87,6 +87,8 @@ def structured_output(
     """See ``VLLMChat.with_structured_output``."""
     if method not in _METHODS:
         raise InvalidRequestError(f"There is no method {method!r}; choose one of {', '.join(_METHODS)}.")
+    if given := {"structured_outputs", "response_format"} & options.keys():
+        raise InvalidRequestError(f"The schema says what the answer must look like: leave {min(given)} out.")
     if schema is None:
         if method != "json_mode":
             raise InvalidRequestError(f"method={method!r} needs a schema.")
@@ -113,7 +115,7 @@ def _call_parser(schema: Schema, name: str) -> Runnable[Any, Any]:
 def _schema_params(schema: Schema) -> StructuredOutputsParams:
     try:
         return StructuredOutputsParams(json=_json_schema(schema))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"{schema!r} cannot be read as a schema: {error}") from error
 
 

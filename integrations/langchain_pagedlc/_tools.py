@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -32,8 +32,10 @@ def openai_tools(tools: Sequence[ToolLike], strict: bool | None = None) -> list[
         strict: As in OpenAI's API: the schema forbids properties it does not list.
 
     Raises:
-        InvalidRequestError: One cannot be read as a tool.
+        InvalidRequestError: One cannot be read as a tool, or they are no list.
     """
+    if isinstance(tools, str | Mapping | type) or not isinstance(tools, Iterable):
+        raise InvalidRequestError(f"tools must be a list of tools, not {tools!r:.80}.")
     return [_openai_tool(tool, strict) for tool in tools]
 
 

@@ -25,7 +25,7 @@ from langchain_pagedlc._sampling import SAMPLING_ALIASES, SamplingFields
 from langchain_pagedlc._structured import Method, Schema, structured_output
 from langchain_pagedlc._tools import ToolLike, bound_tools, openai_tools
 from langchain_pagedlc._turn import ChatCall, structured_outputs_of
-from pagedlc import InvalidRequestError, SamplingParams
+from pagedlc import ConfigError, InvalidRequestError, SamplingParams
 from pagedlc.chat import import_renderer
 from pagedlc.prefix import PrefixExplanation
 from pagedlc.turns import Interruption
@@ -37,7 +37,8 @@ _TURN_FIELDS: Final = frozenset({"chat_template_kwargs", "tool_call_format", "re
 _TURN_CALL_OPTIONS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 _INTERRUPTION_FIELDS: Final = frozenset({"stop_when", "conversation_id", "barge_in"})
 _CHAT_FIELDS: Final = frozenset({"top_logprobs", "stream_usage"}) | _TURN_FIELDS | _INTERRUPTION_FIELDS
-_CHAT_OPTIONS: Final = _CHAT_FIELDS | _TURN_CALL_OPTIONS | {"response_format"}
+_CALL_ONLY: Final = _TURN_CALL_OPTIONS | {"response_format"}
+_CHAT_OPTIONS: Final = _CHAT_FIELDS | _CALL_ONLY
 
 
 class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
@@ -177,6 +178,9 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
     _aliases: ClassVar[Mapping[str, str]] = {**SAMPLING_ALIASES, "model_name": "model"}
 
     def __init__(self, **options: Any) -> None:
+        for name in sorted(_CALL_ONLY & options.keys()):
+            way = "bind_tools(...)" if "tool" in name else f"bind({name}=...)"
+            raise ConfigError(f"{name} belongs to a call, not to the model: use {way}, or give it to invoke().")
         super().__init__(**options)
         self._call(None, {})
         if self.profile is None:

@@ -51,6 +51,8 @@ def load_documents(path: str | Path) -> list[Document]:
     Raises:
         DocumentError: The path does not exist, holds no readable text, or is of another type.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise DocumentError(f"Documents are named by a path, not by {path!r}.")
     if path == "":
         raise DocumentError("The path is empty. Name a file or a folder; '.' is the current one.")
     try:

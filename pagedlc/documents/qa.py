@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pagedlc.documents.embedding import Embedder, MiniLM
 from pagedlc.documents.index import PassageIndex
-from pagedlc.documents.loading import Document, load_documents
+from pagedlc.documents.loading import Document, DocumentError, load_documents
 from pagedlc.documents.splitting import Passage, split_documents
-from pagedlc_engine.errors import InvalidRequestError
+from pagedlc_engine.errors import ConfigError, InvalidRequestError
 from pagedlc_engine.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -90,6 +90,10 @@ class DocumentQA:
             ``None``: 0 for a small model, otherwise 4,096.
         sampling_params: How to generate; greedy, at most 256 tokens, when ``None``.
         instructions: What the model is told before the documents.
+
+    Raises:
+        DocumentError: There are no documents, or something else among them.
+        ConfigError: A number cannot work, or ``sampling_params`` asks for several answers.
     """
 
     def __init__(
@@ -104,6 +108,12 @@ class DocumentQA:
         sampling_params: SamplingParams | None = None,
         instructions: str = INSTRUCTIONS,
     ) -> None:
+        _check_documents(documents)
+        _check_number("top_k", top_k, 1)
+        _check_number("passage_tokens", passage_tokens, 1)
+        _check_number("whole_document_tokens", whole_document_tokens, 0)
+        if not isinstance(sampling_params, SamplingParams | None) or (sampling_params and sampling_params.n > 1):
+            raise ConfigError(f"sampling_params must be SamplingParams with n=1, not {sampling_params!r}.")
         small = _num_weights(llm.spec) < SMALL_MODEL
         if top_k is None:
             top_k = 1 if small else 4
@@ -160,8 +170,25 @@ class DocumentQA:
         return text if len(self._llm.tokenizer.encode(text)) <= min(most, room) else ""
 
 
+def _check_documents(documents: Any) -> None:
+    if not isinstance(documents, Sequence) or not all(isinstance(item, Document) for item in documents):
+        raise DocumentError(
+            f"documents must be a list from load_documents(path), not {documents!r:.80}; "
+            "DocumentQA.from_path(path, llm) does both."
+        )
+    if not documents:
+        raise DocumentError("There are no documents to ask about.")
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or value < least):
+        raise ConfigError(f"{name} must be a whole number from {least}, not {value!r}.")
+
+
 def check_question(question: str) -> None:
     """Raise :class:`InvalidRequestError` if there is nothing in a question, or something that is no text."""
+    if not isinstance(question, str):
+        raise InvalidRequestError(f"A question is a text, not {question!r}.")
     if not question.strip():
         raise InvalidRequestError("The question is empty.")
     try:

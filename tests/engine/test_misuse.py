@@ -146,6 +146,51 @@ def test_sampling_values_beside_messages_are_sent_where_they_belong(llm: LLM) ->
 
 
 @pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("Hi", "^messages must be a list of mappings"),
+        (["Hi"], r"^messages\[0\] must be a mapping"),
+        ([("user", "Hi")], r"^messages\[0\] must be a mapping .*, not tuple"),
+        ([{"role": "assistant", "tool_calls": 5}], "tool_calls must be a list"),
+    ],
+)
+def test_what_is_no_conversation(llm: LLM, messages: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        llm.chat(messages)
+
+
+def test_messages_go_to_chat(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"Messages go to chat\(\)"):
+        llm.generate([{"role": "user", "content": "Hi"}])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": 0}, r"give each call SamplingParams\(temperature="),
+        ({"max_tokens": 5}, r"give each call SamplingParams\(max_tokens="),
+        ({"tensor_parallel_size": 2}, "one device"),
+        ({"cudagraph_capture_sizes": 5}, "should be a valid list"),
+    ],
+)
+def test_options_that_are_none_of_an_llm_s(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM("smollm2", **options)
+
+
+def test_options_of_vllm_that_ask_for_nothing_are_taken() -> None:
+    assert LLM("smollm2", tensor_parallel_size=1, swap_space=4).config == LLM("smollm2").config
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("guided_decoding", "structured_outputs"), ("stop_sequences", "stop"), ("best_of", "n")]
+)
+def test_what_others_call_a_sampling_parameter(name: str, meant: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name!r}. Did you mean {meant!r}"):
+        SamplingParams(**{name: 2})
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"tools": 5}, "list of JSON schemas"),

@@ -211,3 +211,5 @@ def test_options_that_do_not_go_together(scripted_llm: ScriptedFactory) -> None:
         chat.invoke("Hi", barge_in=True)
     with pytest.raises(InvalidRequestError, match=r"stop_when must be a function .* not 'over'"):
         chat.invoke("Hi", stop_when="over")
+    with pytest.raises(InvalidRequestError, match="conversation_id must be a string, not UUID"):
+        chat.invoke("Hi", conversation_id=uuid.UUID(int=1))

@@ -63,11 +63,22 @@ def test_engine_options_are_plain_keywords(registry: FakeRegistry, cls: type[VLL
         ("download_dir", "/somewhere"),
         ("best_of", 4),
         ("client", object()),
+        ("model_kwargs", {"temperature": 0}),
+        ("base_url", "http://localhost:8000"),
+        ("openai_api_base", "http://localhost:8000"),
     ],
 )
 def test_an_option_that_cannot_work_here_is_refused(registry: FakeRegistry, option: str, value: object) -> None:
     with pytest.raises(ConfigError, match=option):
         VLLM(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "way"), [({"tools": [print]}, "bind_tools"), ({"response_format": {"type": "text"}}, "bind")]
+)
+def test_what_belongs_to_a_call_is_said_to(registry: FakeRegistry, options: dict[str, Any], way: str) -> None:
+    with pytest.raises(ConfigError, match=f"belongs to a call, not to the model: use {way}"):
+        VLLMChat(**options)
 
 
 def test_best_of_is_accepted_when_it_is_n(registry: FakeRegistry) -> None:

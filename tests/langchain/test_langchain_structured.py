@@ -134,6 +134,10 @@ def test_what_cannot_work_is_said_at_once(scripted_llm: ScriptedFactory) -> None
         chat.with_structured_output()
     with pytest.raises(InvalidRequestError, match="cannot be read as a schema"):
         chat.with_structured_output({"type": "object", "default": object()})
+    with pytest.raises(InvalidRequestError, match="cannot be read as a schema"):
+        chat.with_structured_output(BaseModel)
+    with pytest.raises(InvalidRequestError, match="leave structured_outputs out"):
+        chat.with_structured_output(Person, structured_outputs={"regex": "a"})
     with pytest.raises(InvalidRequestError, match="response_format"):
         chat.invoke("Hi", response_format={"type": "xml"})
 

@@ -115,6 +115,9 @@ def test_vllm_options_that_change_nothing_are_taken(
         ),
         ({"seed": 1, "sampling_kwargs": {"seed": 2}}, r"seed=1 and sampling_kwargs\['seed'\]=2"),
         ({"vllm_kwargs": ["block_size"]}, "vllm_kwargs must be a mapping"),
+        ({"model": 5}, "model: Input should be a valid string"),
+        ({"trust_remote_code": "x"}, "trust_remote_code: Input should be a valid boolean"),
+        ({"system_prompt": 5}, "system_prompt: Input should be a valid string"),
     ],
     ids=str,
 )

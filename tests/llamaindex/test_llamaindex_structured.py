@@ -15,6 +15,7 @@ from llamaindex_tools import PERSON, PERSON_JSON, PROMPT, THINKING_TEMPLATE, Per
 from pydantic import BaseModel, RootModel, ValidationError, field_validator
 
 from llama_index.llms.pagedlc import IncompleteOutputError, Vllm
+from pagedlc_engine.errors import InvalidRequestError
 
 TEXT = {"text": "Zoë {Müller}"}
 
@@ -29,6 +30,13 @@ async def every_way(llm: Vllm, cls: type[BaseModel] = Person, **options: Any) ->
         list(stream),
         [found async for found in astream],
     ]
+
+
+@pytest.mark.parametrize("cls", [dict, {"type": "object"}, None])
+def test_an_object_is_of_a_pydantic_class(scripted: Any, cls: Any) -> None:
+    llm, _ = scripted(PERSON_JSON)
+    with pytest.raises(InvalidRequestError, match="must be a pydantic class"):
+        llm.structured_predict(cls, PROMPT, **TEXT)
 
 
 @pytest.mark.parametrize("says", [PERSON_JSON, PERSON.model_dump_json(indent=2), f"Sure! {PERSON_JSON} Anything else?"])

@@ -199,8 +199,10 @@ def test_tools_in_any_shape(scripted: Any) -> None:
         ({"tool_choice": "fly"}, "no tool 'fly'"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "Two tools are named 'get_weather'"),
         ({"tools": [], "tool_choice": "add"}, "no tool 'add'"),
+        ({"tools": 5}, "must be a list of tools"),
+        ({"tools": [print]}, "is no tool.*FunctionTool"),
     ],
-    ids=["choice", "twice", "no-tools"],
+    ids=["choice", "twice", "no-tools", "no-list", "function"],
 )
 def test_what_cannot_be_is_refused(make: Any, options: dict[str, Any], says: str) -> None:
     llm, fake = make()

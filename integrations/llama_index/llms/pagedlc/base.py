@@ -26,7 +26,7 @@ from llama_index.llms.pagedlc.messages import to_message_dicts, with_system_prom
 from llama_index.llms.pagedlc.options import TEMPLATE_OPTIONS, TOOL_OPTIONS, interruption, sampling_params, split_call
 from llama_index.llms.pagedlc.responses import Answer
 from llama_index.llms.pagedlc.settings import EngineBackedLLM
-from llama_index.llms.pagedlc.tool_calling import to_tool_dict
+from llama_index.llms.pagedlc.tool_calling import to_tool_dicts
 from pagedlc.prefix import PrefixExplanation
 from pagedlc_engine.errors import InvalidRequestError
 
@@ -274,7 +274,7 @@ class Vllm(EngineBackedLLM):
         if not self._templated:
             return self._call(self._as_text(conversation), kwargs)
         if kwargs.get("tools"):
-            kwargs = {**kwargs, "tools": [to_tool_dict(tool) for tool in kwargs["tools"]]}
+            kwargs = {**kwargs, "tools": to_tool_dicts(kwargs["tools"])}
         return self._call(to_message_dicts(conversation), kwargs, TEMPLATE_OPTIONS | TOOL_OPTIONS)
 
     def _as_text(self, conversation: Sequence[ChatMessage]) -> str:

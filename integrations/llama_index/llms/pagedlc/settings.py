@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
 
@@ -26,7 +26,8 @@ from llama_index.llms.pagedlc.options import (
 from llama_index.llms.pagedlc.structured import StructuredOutputLLM
 from pagedlc.foreign import refuse_foreign
 from pagedlc.registry import shared_llm
-from pagedlc_engine.errors import EngineClosedError
+from pagedlc_engine.config import validation_message
+from pagedlc_engine.errors import ConfigError, EngineClosedError
 
 __all__ = ["EngineBackedLLM"]
 
@@ -125,7 +126,7 @@ class EngineBackedLLM(StructuredOutputLLM):
         sampling = {name: sampling_kwargs.pop(name, value) for name, value in arguments.items()}
         sampling_params({**sampling, **sampling_kwargs})
         fields: dict[str, Any] = dict(
-            model=os.fspath(model),
+            model=os.fspath(model) if isinstance(model, os.PathLike) else model,
             tensor_parallel_size=tensor_parallel_size,
             trust_remote_code=trust_remote_code,
             dtype=dtype,
@@ -143,7 +144,10 @@ class EngineBackedLLM(StructuredOutputLLM):
             **sampling,
             **split.framework,
         )
-        super().__init__(**fields)
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ConfigError(validation_message("option", error)) from None
         self._llm = shared_llm(self.model, **self._engine_options())
 
     # -- the engine --

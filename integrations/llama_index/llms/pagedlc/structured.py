@@ -35,6 +35,7 @@ from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.pagedlc.blocks import parse_partial
 from llama_index.llms.pagedlc.errors import IncompleteOutputError
 from llama_index.llms.pagedlc.tool_calling import ToolCallingLLM
+from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.grammar import StructuredOutputsParams
 
 __all__ = ["StructuredOutputLLM", "StructuredVllm"]
@@ -161,6 +162,8 @@ class StructuredOutputLLM(ToolCallingLLM):
         llm_kwargs: Mapping[str, Any] | None,
         prompt_args: Mapping[str, Any],
     ) -> tuple[list[ChatMessage], dict[str, Any]]:
+        if not (isinstance(output_cls, type) and issubclass(output_cls, BaseModel)):
+            raise InvalidRequestError(f"output_cls must be a pydantic class, not {output_cls!r}.")
         schema = output_cls.model_json_schema()
         messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
         options = {name: value for name, value in (llm_kwargs or {}).items() if name not in _TOOL_KEYWORDS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, ToolCallBlock
@@ -13,15 +13,36 @@ from llama_index.core.tools.types import BaseTool
 from llama_index.llms.pagedlc.blocks import parse_partial
 from llama_index.llms.pagedlc.errors import IncompleteOutputError
 from pagedlc.tools import resolve_choice, tool_specs
+from pagedlc_engine.errors import InvalidRequestError
 
-__all__ = ["ToolCallingLLM", "to_tool_dict"]
+__all__ = ["ToolCallingLLM", "to_tool_dicts"]
 
 
-def to_tool_dict(tool: BaseTool | Mapping[str, Any]) -> dict[str, Any]:
-    """A LlamaIndex tool in OpenAI's form; what is in that form already stays as it is."""
+def _to_tool_dict(tool: BaseTool | Mapping[str, Any]) -> dict[str, Any]:
+    """A LlamaIndex tool in OpenAI's form; what is in that form already stays as it is.
+
+    Raises:
+        InvalidRequestError: It is neither.
+    """
     if isinstance(tool, BaseTool):
         return tool.metadata.to_openai_tool(skip_length_check=True)
+    if not isinstance(tool, Mapping):
+        raise InvalidRequestError(
+            f"{tool!r:.80} is no tool: give LlamaIndex tools (FunctionTool.from_defaults(function)), or dicts in "
+            "OpenAI's form."
+        )
     return dict(tool)
+
+
+def to_tool_dicts(tools: Iterable[BaseTool | Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools in OpenAI's form.
+
+    Raises:
+        InvalidRequestError: They are no list of tools.
+    """
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
+        raise InvalidRequestError(f"tools must be a list of tools, not {tools!r:.80}.")
+    return [_to_tool_dict(tool) for tool in tools]
 
 
 class ToolCallingLLM(FunctionCallingLLM):
@@ -59,7 +80,7 @@ class ToolCallingLLM(FunctionCallingLLM):
         if user_msg is not None:
             message = ChatMessage(role=MessageRole.USER, content=user_msg) if isinstance(user_msg, str) else user_msg
             messages.append(message)
-        dicts = [to_tool_dict(tool) for tool in tools]
+        dicts = to_tool_dicts(tools)
         if not dicts and tool_choice is None:
             return {"messages": messages, **kwargs}
         wanted = tool_choice if tool_choice is not None else "required" if tool_required else "auto"
