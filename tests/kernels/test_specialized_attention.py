@@ -43,11 +43,12 @@ def make(
     head_dim: int = 128,
     block_size: int = 64,
     dtype: torch.dtype = torch.bfloat16,
+    shared_blocks: int = 0,
     seed: int = 0,
 ) -> Step:
     return make_step(
         queries, contexts, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size,
-        device=torch.device("cuda"), dtype=dtype, seed=seed,
+        device=torch.device("cuda"), dtype=dtype, shared_blocks=shared_blocks, seed=seed,
     )  # fmt: skip
 
 
@@ -77,10 +78,24 @@ def test_lengths_around_blocks_and_tiles(block_size: int, dtype: torch.dtype) ->
     check(make(edges, [length + 1000 for length in edges], block_size=block_size, dtype=dtype), overlap=True)
 
 
-@pytest.mark.parametrize(("queries", "context"), [(40, 5000), (100, 16384), (500, 8200), (64, 1089), (33, 3000)])
+@pytest.mark.parametrize(
+    ("queries", "context"), [(40, 5000), (100, 16384), (500, 8200), (64, 1089), (33, 3000), (20, 8200)]
+)
 def test_split_keys(queries: int, context: int) -> None:
     step = make([queries], [context])
     assert step.plan.tables[0].splits > 1
+    check(step)
+    check(step, overlap=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (32, 8), (28, 4), (24, 8)])
+@pytest.mark.parametrize(("count", "blocks"), [(32, 128), (64, 33), (20, 100)])
+def test_shared_prefix(count: int, blocks: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    contexts = [64 * blocks + 5 + 3 * row for row in range(count)]
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    step = make([1] * count, contexts, shared_blocks=blocks, **sizes)
+    assert step.plan.shared is not None
     check(step)
     check(step, overlap=True)
 

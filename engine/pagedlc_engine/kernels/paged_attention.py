@@ -35,12 +35,6 @@ FEW_WIDE_PROGRAMS = 132
 # Intermediate results that one program merges at once, parts times heads, and most heads of them.
 MERGED_AT_ONCE = 64
 MERGED_HEADS = 8
-# Of specialized_attention: rows of a tile, 64 for each group of warps; keys a turn, and how many turns' are fetched
-# ahead; registers a thread at the start, from which the warps that multiply take those that the others need not.
-SPECIALIZED_ROWS = 128
-SPECIALIZED_KEYS = 128
-SPECIALIZED_STAGES = 2
-SPECIALIZED_REGISTERS = 168
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +80,34 @@ def choose_config(rows: int, head_dim: int, block_size: int, dtype: torch.dtype,
     if can_copy_in_bulk() and block_size % 64 == 0 and head_dim in (64, 128, 256):
         return AttentionConfig(keys=64, num_warps=warps, num_stages=2, bulk_copy=True, max_registers=registers)
     return AttentionConfig(keys=64, num_warps=warps, num_stages=3 if head_dim <= 128 else 2, max_registers=registers)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecializedConfig:
+    """Compile-time choices of a launch of :mod:`specialized_attention`.
+
+    Args:
+        keys: Keys a turn; 64 or 128.
+        num_stages: Turns whose keys and values are in shared memory at once.
+        max_registers: Registers a thread at the start; the warps that multiply take over those of the others.
+    """
+
+    keys: int
+    num_stages: int
+    max_registers: int
+
+
+def choose_specialized_config(rows: int, shared: bool) -> SpecializedConfig:
+    """The decision rule; the figures behind it are in benchmarks/NOTES.md.
+
+    Args:
+        rows: Rows of the query tile, 64 or 128.
+        shared: Whether it is a prefix pass.
+    """
+    registers = 128 if rows == 64 else 168
+    if shared:
+        return SpecializedConfig(keys=64, num_stages=4, max_registers=registers)
+    return SpecializedConfig(keys=128, num_stages=2, max_registers=registers)
 
 
 def paged_attention(
@@ -163,14 +185,14 @@ class _Launch:
         programs = (len(table.records) - table.spare) * table.splits * num_kv_heads
         return choose_config(table.rows, head_dim, block_size, self.query.dtype, programs)
 
-    def _specializes(self, table: TileTable, is_shared: bool) -> bool:
-        """Whether :mod:`specialized_attention` is for these tiles: whole prompts or large parts of them."""
+    def _specializes(self, table: TileTable) -> bool:
+        """Whether :mod:`specialized_attention` is for these tiles: those of prompts and of prefix passes."""
         _, block_size, _, head_dim = self.key_cache.shape
-        plain = not (is_shared or table.merges_prefix or self.window or self.soft_cap)
         known = head_dim in (64, 128) and block_size % 64 == 0 and self.query.element_size() == 2
-        return table.rows == SPECIALIZED_ROWS and plain and known and self.config is None and can_specialize_warps()
+        plain = not (table.merges_prefix or self.window or self.soft_cap)
+        return table.rows in (64, 128) and plain and known and self.config is None and can_specialize_warps()
 
-    def _attend_specialized(self, table: TileTable, early: bool) -> None:
+    def _attend_specialized(self, table: TileTable, is_shared: bool, early: bool) -> None:
         # Not before it is needed: other versions of Triton may not know what it imports.
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as BoxDescriptor
 
@@ -186,10 +208,11 @@ class _Launch:
         )
         tiles = len(table.records)
         programs = min(card_of(self.query.device).num_processors, tiles * num_kv_heads * table.splits)
-        boxed = group & (group - 1) == 0
+        boxed = not is_shared and group & (group - 1) == 0
         query = self.query
         if boxed:
-            query = BoxDescriptor.from_tensor(query, [SPECIALIZED_ROWS // group, group, 64], BOXES)
+            query = BoxDescriptor.from_tensor(query, [table.rows // group, group, 64], BOXES)
+        config = choose_specialized_config(table.rows, is_shared)
         specialized_attention_kernel[(programs,)](
             query,
             keys,
@@ -197,6 +220,7 @@ class _Launch:
             self.out,
             self.plan.block_tables,
             table.records,
+            self.plan.members,
             self.partial_out,
             self.partial_lse,
             tiles,
@@ -207,17 +231,19 @@ class _Launch:
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             BLOCK_SIZE=block_size,
-            KEYS=SPECIALIZED_KEYS,
-            STAGES=SPECIALIZED_STAGES,
+            KEYS=config.keys,
+            STAGES=config.num_stages,
             SPLITS=table.splits,
+            SHARED=is_shared,
             BOXED=boxed,
+            TEAMS=table.rows // 64,
             EARLY=early,
-            **launch_options(4, overlap=early, max_registers=SPECIALIZED_REGISTERS),
+            **launch_options(4, overlap=early, max_registers=config.max_registers),
         )
 
     def attend(self, table: TileTable, *, is_shared: bool = False, early: bool = False) -> None:
-        if self._specializes(table, is_shared):
-            self._attend_specialized(table, early)
+        if self._specializes(table):
+            self._attend_specialized(table, is_shared, early)
             return
         num_blocks, block_size, num_kv_heads, head_dim = self.key_cache.shape
         num_heads = self.query.shape[1]

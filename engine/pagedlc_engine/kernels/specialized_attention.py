@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["BOXES", "specialized_attention_kernel"]
 
@@ -57,12 +57,14 @@ def _find_work(number, records, tiles, NUM_KV_HEADS: gl.constexpr, SPLITS: gl.co
 
 
 @gluon.jit
-def _find_keys(record, count, split, KEYS: gl.constexpr, SPLITS: gl.constexpr):
+def _find_keys(record, count, split, KEYS: gl.constexpr, SPLITS: gl.constexpr, SHARED: gl.constexpr):
     """Position of the first query, and the keys of a split: the first one, the one after the last, and how often KEYS
     of them are taken, which is 0 where a tile has fewer splits."""
     position = gl.load(record + 3)
     start = 0
     stop = position + count
+    if SHARED:
+        stop = position + 1
     if SPLITS > 1:
         chunk = gl.load(record + 5)
         start = split * chunk
@@ -106,12 +108,12 @@ def _softmax(
 
 @gluon.jit
 def _turn(
-    shared, turn, acc, weights, peak, total, scale, first, shift, last_block, positions,
+    room, turn, acc, weights, peak, total, scale, first, shift, last_block, positions,
     WHICH: gl.constexpr, HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
     LAYOUT: gl.constexpr, SUM_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Scores and softmax of the next keys, beside the sum over the values of those before."""
-    queries, keys, values, _, _, rings = shared
+    queries, keys, values, _, _, rings = room
     keys_full, keys_free, values_full, values_free = rings
     slot = turn % STAGES
     before = (turn - 1) % STAGES
@@ -134,17 +136,19 @@ def _turn(
 
 @gluon.jit
 def _attend(
-    shared, done, turns, position, start, stop, scale,
+    room, done, turns, position, start, stop, scale,
     WHICH: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    LAYOUT: gl.constexpr, SUM_LAYOUT: gl.constexpr,
+    SHARED: gl.constexpr, LAYOUT: gl.constexpr, SUM_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 rows over the keys from ``start`` to ``stop``: sums over values, and the softmax's peaks and
     totals. ``done`` turns came before; the queries are there."""
-    queries, keys, values, _, queries_free, rings = shared
+    queries, keys, values, _, queries_free, rings = room
     keys_full, keys_free, values_full, values_free = rings
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUM_LAYOUT, 2)
     row = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)) + 64 * WHICH
     positions = position + row // GROUP
+    if SHARED:
+        positions = position + gl.zeros_like(row)
     open_turns = gl.maximum(gl.minimum(stop, position + 1) - start, 0) // KEYS
     masked = gl.maximum(turns - open_turns, 1)
     shift = gl.cdiv(stop, 64) * 64 - stop
@@ -164,12 +168,12 @@ def _attend(
     weights = gl.convert_layout(weight, WEIGHTS).to(values.dtype)
     for turn in range(1, masked):
         acc, weights, peak, total = _turn(
-            shared, done + turn, acc, weights, peak, total, scale, last_key - turn * KEYS, 0, KEYS // 64, positions,
+            room, done + turn, acc, weights, peak, total, scale, last_key - turn * KEYS, 0, KEYS // 64, positions,
             WHICH, HEAD_DIM, KEYS, STAGES, True, LAYOUT, SUM_LAYOUT,
         )  # fmt: skip
     for turn in range(masked, turns):
         acc, weights, peak, total = _turn(
-            shared, done + turn, acc, weights, peak, total, scale, 0, 0, 0, positions,
+            room, done + turn, acc, weights, peak, total, scale, 0, 0, 0, positions,
             WHICH, HEAD_DIM, KEYS, STAGES, False, LAYOUT, SUM_LAYOUT,
         )  # fmt: skip
     mbarrier.arrive(queries_free, count=1)
@@ -183,13 +187,15 @@ def _attend(
 
 @gluon.jit
 def _take_queries(
-    query, query_stride, queries, record, count, kv_head,
-    WHICH: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+    query, query_stride, queries, members, record, count, kv_head,
+    WHICH: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     """Bring 64 rows of a tile's queries to shared memory without the copy engine."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     row = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)) + 64 * WHICH
     token = gl.load(record + 1) + row // GROUP
+    if SHARED:
+        token = gl.load(members + token * 3, mask=row // GROUP < count, other=0)
     place = token.to(gl.int64) * query_stride + (kv_head * GROUP + row % GROUP) * HEAD_DIM
     live = (row // GROUP < count)[:, None]
     for half in gl.static_range(HEAD_DIM // 64):
@@ -217,8 +223,8 @@ def _store(
 
 @gluon.jit
 def _store_part(
-    acc, total, peak, partial_out, partial_lse, record, count, kv_head, split,
-    WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+    acc, total, peak, partial_out, partial_lse, members, record, count, kv_head, split,
+    WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     """Write the intermediate results of 64 rows; rows that see none of a split's keys have a log-sum-exp of -inf."""
     SUM_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
@@ -226,7 +232,12 @@ def _store_part(
     lse = gl.convert_layout(gl.where(total > 0.0, peak + gl.log2(safe_total), float("-inf")), SUM_ROWS)
     row = gl.arange(0, 64, SUM_ROWS) + 64 * WHICH
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, acc.type.layout))
-    place = gl.load(record + 7) + split * count + row // GROUP
+    if SHARED:
+        member = members + (gl.load(record + 1) + row // GROUP) * 3
+        live = row // GROUP < count
+        place = gl.load(member + 1, mask=live, other=0) + split * gl.load(member + 2, mask=live, other=0)
+    else:
+        place = gl.load(record + 7) + split * count + row // GROUP
     place = place.to(gl.int64) * NUM_HEADS + kv_head * GROUP + row % GROUP
     live = row // GROUP < count
     result = acc / gl.convert_layout(safe_total, SUM_ROWS)[:, None]
@@ -236,13 +247,13 @@ def _store_part(
 
 @gluon.jit
 def _multiply(
-    shared, work, query, query_stride, results, scale,
+    room, work, query, query_stride, results, scale,
     WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, BOXED: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, SHARED: gl.constexpr, BOXED: gl.constexpr,
 ):  # fmt: skip
     """What four warps do: their 64 rows of every piece of work."""
-    queries, _, _, queries_full, _, _ = shared
-    records, tiles = work
+    queries, _, _, queries_full, _, _ = room
+    records, members, tiles = work
     out, partial_out, partial_lse = results
     GROUP: gl.constexpr = NUM_HEADS // NUM_KV_HEADS
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -252,24 +263,32 @@ def _multiply(
     number = 0
     kv_head, split, record, count = _find_work(number, records, tiles, NUM_KV_HEADS, SPLITS)
     while count > 0:
-        position, start, stop, turns = _find_keys(record, count, split, KEYS, SPLITS)
+        position, start, stop, turns = _find_keys(record, count, split, KEYS, SPLITS, SHARED)
         if turns > 0:
             if BOXED:
                 mbarrier.wait(queries_full, fetched & 1)
             else:
-                _take_queries(query, query_stride, queries, record, count, kv_head, WHICH, GROUP, HEAD_DIM)
+                _take_queries(
+                    query, query_stride, queries, members, record, count, kv_head, WHICH, GROUP, HEAD_DIM, SHARED
+                )
             acc, peak, total = _attend(
-                shared, done, turns, position, start, stop, scale,
-                WHICH, GROUP, HEAD_DIM, KEYS, STAGES, LAYOUT, SUM_LAYOUT,
+                room, done, turns, position, start, stop, scale,
+                WHICH, GROUP, HEAD_DIM, KEYS, STAGES, SHARED, LAYOUT, SUM_LAYOUT,
             )  # fmt: skip
-            if SPLITS == 1:  # noqa: SIM114, decided while compiling
+            # All but the third condition are known while compiling.
+            if SHARED:
+                _store_part(
+                    acc, total, peak, partial_out, partial_lse, members, record, count, kv_head, split,
+                    WHICH, NUM_HEADS, GROUP, HEAD_DIM, SHARED,
+                )  # fmt: skip
+            elif SPLITS == 1:  # noqa: SIM114
                 _store(acc, total, out, record, count, kv_head, WHICH, NUM_HEADS, GROUP, HEAD_DIM)
             elif gl.load(record + 5) >= position + count:
                 _store(acc, total, out, record, count, kv_head, WHICH, NUM_HEADS, GROUP, HEAD_DIM)
             else:
                 _store_part(
-                    acc, total, peak, partial_out, partial_lse, record, count, kv_head, split,
-                    WHICH, NUM_HEADS, GROUP, HEAD_DIM,
+                    acc, total, peak, partial_out, partial_lse, members, record, count, kv_head, split,
+                    WHICH, NUM_HEADS, GROUP, HEAD_DIM, SHARED,
                 )  # fmt: skip
             done += turns
             fetched += 1
@@ -289,14 +308,15 @@ def _find_box(table, number, blocks, shift, BLOCK_SIZE: gl.constexpr):
 
 @gluon.jit
 def _load(
-    shared, work, inputs,
+    room, work, inputs,
     BLOCK_SIZE: gl.constexpr, NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, BOXED: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, SHARED: gl.constexpr, BOXED: gl.constexpr,
+    TEAMS: gl.constexpr,
 ):  # fmt: skip
     """What one warp does: fetch the queries, keys and values of every piece of work as room for them becomes free."""
     query, key_cache, value_cache, block_tables, table_stride = inputs
-    queries, keys, values, queries_full, queries_free, rings = shared
-    records, tiles = work
+    queries, keys, values, queries_full, queries_free, rings = room
+    records, _members, tiles = work
     GROUP: gl.constexpr = NUM_HEADS // NUM_KV_HEADS
     HALVES: gl.constexpr = HEAD_DIM // 64
     keys_full, keys_free, values_full, values_free = rings
@@ -305,14 +325,14 @@ def _load(
     number = 0
     kv_head, split, record, count = _find_work(number, records, tiles, NUM_KV_HEADS, SPLITS)
     while count > 0:
-        _, start, stop, turns = _find_keys(record, count, split, KEYS, SPLITS)
+        _position, start, stop, turns = _find_keys(record, count, split, KEYS, SPLITS, SHARED)
         table = block_tables + gl.load(record).to(gl.int64) * table_stride
         blocks = gl.cdiv(stop, 64)
         shift = blocks * 64 - stop
         column = kv_head * HEAD_DIM
         if BOXED and turns > 0:
             mbarrier.wait(queries_free, (fetched & 1) ^ 1)
-            mbarrier.expect(queries_full, 128 * HEAD_DIM * 2)
+            mbarrier.expect(queries_full, TEAMS * 64 * HEAD_DIM * 2)
             for half in gl.static_range(HALVES):
                 place = [gl.load(record + 1), kv_head * GROUP, half * 64]
                 _fetch(query, place, queries_full, queries.index(half))
@@ -356,6 +376,7 @@ def specialized_attention_kernel(
     out,
     block_tables,
     records,
+    members,
     partial_out,
     partial_lse,
     tiles,
@@ -369,7 +390,9 @@ def specialized_attention_kernel(
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
     SPLITS: gl.constexpr,
+    SHARED: gl.constexpr,
     BOXED: gl.constexpr,
+    TEAMS: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Grid: as many programs as the device runs at once, or fewer. BOXED: the copy engine fetches queries, too, which
@@ -393,37 +416,67 @@ def specialized_attention_kernel(
     """
     DTYPE: gl.constexpr = out.dtype.element_ty
     TILES: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    queries = gl.allocate_shared_memory(DTYPE, [HEAD_DIM // 64, 128, 64], TILES)
+    queries = gl.allocate_shared_memory(DTYPE, [HEAD_DIM // 64, TEAMS * 64, 64], TILES)
     keys = gl.allocate_shared_memory(DTYPE, [STAGES * HEAD_DIM // 64, KEYS, 64], TILES)
     values = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, HEAD_DIM], TILES)
     queries_full = _barriers(1, 1).index(0)
-    queries_free = _barriers(1, 2).index(0)
-    rings = (_barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
+    queries_free = _barriers(1, TEAMS).index(0)
+    rings = (_barriers(STAGES, 1), _barriers(STAGES, TEAMS), _barriers(STAGES, 1), _barriers(STAGES, TEAMS))
+    room = (queries, keys, values, queries_full, queries_free, rings)
     fence_async_shared()
     if EARLY:
         gdc_wait()
-    shared = (queries, keys, values, queries_full, queries_free, rings)
-    work = (records, tiles)
+    if SHARED:
+        gdc_launch_dependents()
+    work = (records, members, tiles)
     results = (out, partial_out, partial_lse)
     inputs = (query, key_cache, value_cache, block_tables, table_stride)
-    gl.warp_specialize(
-        [
-            (
-                _multiply,
+    if TEAMS == 1:
+        gl.warp_specialize(
+            [
                 (
-                    shared, work, query, query_stride, results, scale, 0,
-                    NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, BOXED,
+                    _multiply,
+                    (
+                        room, work, query, query_stride, results, scale, 0,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED,
+                    ),
                 ),
-            ),
-            (
-                _multiply,
                 (
-                    shared, work, query, query_stride, results, scale, 1,
-                    NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, BOXED,
+                    _load,
+                    (
+                        room, work, inputs, BLOCK_SIZE,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED, TEAMS,
+                    ),
                 ),
-            ),
-            (_load, (shared, work, inputs, BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, BOXED)),
-        ],
-        [4, 1],
-        [240, 24],
-    )  # fmt: skip
+            ],
+            [1],
+            [24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (
+                        room, work, query, query_stride, results, scale, 0,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        room, work, query, query_stride, results, scale, 1,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED,
+                    ),
+                ),
+                (
+                    _load,
+                    (
+                        room, work, inputs, BLOCK_SIZE,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED, TEAMS,
+                    ),
+                ),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip
