@@ -36,8 +36,10 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
     if count >= max_model_len:
         raise too_long(f"{count} tokens", max_model_len)
     _check_ids("prompt_token_ids", request.prompt_token_ids, vocab_size)
-    _check_ids("stop_token_ids", request.params.stop_token_ids, vocab_size)
-    bias_arrays(request.params.logit_bias or {}, vocab_size)
+    if request.params.stop_token_ids:
+        _check_ids("stop_token_ids", request.params.stop_token_ids, vocab_size)
+    if request.params.logit_bias:
+        bias_arrays(request.params.logit_bias, vocab_size)
     for word in request.bad_words_token_ids:
         _check_ids("bad_words", word, vocab_size)
 
