@@ -1,8 +1,9 @@
 """Attention kernels on one GPU: achieved share of copy bandwidth or matrix rate.
 
 ``PYTHONPATH=.:engine python -m benchmarks.kernels_attention --out DIR`` measures the cases below with the engine's own
-decisions; ``--tune`` also tries other compile-time choices; ``--compile i/n`` only fills Triton's cache with every n-th
-variant, so that several processes can do it at once. bf16, 8 KV heads, head size 128, permuted blocks.
+decisions, and beside them with the kernels that need no Hopper GPU; ``--tune`` also tries other compile-time choices of
+those; ``--compile i/n`` only fills Triton's cache with every n-th variant, so that several processes can do it at once.
+bf16, 8 KV heads unless said, head size 128, permuted blocks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from pagedlc_engine.kernels.attention_plan import AttentionGeometry, AttentionPl
 from pagedlc_engine.kernels.paged_attention import AttentionConfig
 from pagedlc_engine.kernels.paged_attention_reference import paged_attention_reference
 
-KV_HEADS, HEAD_DIM = 8, 128
+HEAD_DIM = 128
 ROTATED_BYTES = 300e6
 
 
@@ -37,6 +38,7 @@ class Case:
     queries: tuple[int, ...]
     contexts: tuple[int, ...]
     heads: int = 32
+    kv_heads: int = 8
     block_size: int = 64
     shared: int = 0
     share_prefixes: bool = True
@@ -49,7 +51,7 @@ class Case:
     def cache_bytes(self) -> float:
         """Keys and values, those of the shared prefix once."""
         tokens = self.shared + sum(context - self.shared for context in self.contexts)
-        return tokens * KV_HEADS * HEAD_DIM * 4.0
+        return tokens * self.kv_heads * HEAD_DIM * 4.0
 
 
 def decode(name: str, contexts: list[int], **options: Any) -> Case:
@@ -76,6 +78,9 @@ CASES = [
     Case("chunk 2048 at 8192", (2048,), (10240,)),
     Case("chunk 512 at 8192", (512,), (8704,)),
     Case("tail 64 at 8192", (64,), (8256,)),
+    Case("tail 16 at 8192", (16,), (8208,)),
+    Case("chunk 2048 at 8192, 16 heads", (2048,), (10240,), heads=16),
+    Case("prompt 8192, 28 heads, 4 KV heads", (8192,), (8192,), heads=28, kv_heads=4),
     Case("32 prompts x 100 at 8192, shared", (100,) * 32, (8292,) * 32, shared=8192),
     Case("16 prompts x 512", (512,) * 16, (512,) * 16),
     Case("mixed: 64 decode x 1024, chunk 2048 at 4096", (1,) * 64 + (2048,), (1024,) * 64 + (6144,)),
@@ -164,6 +169,9 @@ class Prepared:
             self.query, keys, values, self.plan, scale=HEAD_DIM**-0.5, out=self.out
         )
 
+    def microseconds(self) -> float:
+        return microseconds([self.call(index) for index in range(len(self.caches))])
+
     def error(self) -> float:
         self.out.fill_(float("nan"))
         self.call(0)()
@@ -186,8 +194,13 @@ class Prepared:
         return worst
 
 
+def general() -> AbstractContextManager[object]:
+    """Meanwhile the kernels for all cards serve prompts and prefix passes, too, not the one for Hopper."""
+    return mock.patch.object(paged_attention, "can_specialize_warps", return_value=False)
+
+
 def geometry(case: Case) -> AttentionGeometry:
-    return AttentionGeometry(case.heads, KV_HEADS, HEAD_DIM, case.block_size)
+    return AttentionGeometry(case.heads, case.kv_heads, HEAD_DIM, case.block_size)
 
 
 def prepare(case: Case, *, small: bool = False) -> Prepared:
@@ -204,7 +217,7 @@ def prepare(case: Case, *, small: bool = False) -> Prepared:
         used += count
     copies = 1 if small else max(2, int(ROTATED_BYTES / case.cache_bytes()) + 1)
     caches = [
-        torch.empty((2, blocks, size, KV_HEADS, HEAD_DIM), dtype=torch.bfloat16, device="cuda").normal_()
+        torch.empty((2, blocks, size, case.kv_heads, HEAD_DIM), dtype=torch.bfloat16, device="cuda").normal_()
         for _ in range(copies)
     ]
     query = torch.randn((sum(case.queries), case.heads, HEAD_DIM), device="cuda").bfloat16()
@@ -214,11 +227,14 @@ def prepare(case: Case, *, small: bool = False) -> Prepared:
 def measure(case: Case, limits: dict[str, float], prepared: Prepared | None = None) -> dict[str, Any]:
     prepared = prepared or prepare(case)
     error = prepared.error()
-    time = microseconds([prepared.call(index) for index in range(len(prepared.caches))])
+    time = prepared.microseconds()
+    with general():
+        other = prepared.microseconds()
     bandwidth, rate = case.cache_bytes() / time / 1e3, case.flops() / time / 1e6
     return {
         "case": case.name,
         "us": round(time, 2),
+        "general_us": round(other, 2),
         "GBps": round(bandwidth),
         "TFLOPs": round(rate, 1),
         "of_copy": round(bandwidth / limits["copy_GBps"], 3),
@@ -249,6 +265,7 @@ def patched(trial: Trial, is_wide: bool) -> ExitStack:
         return config if (rows > 32) == is_wide else choose(rows, *rest)
 
     stack = ExitStack()
+    stack.enter_context(general())
     for name, value in constants.items():
         stack.enter_context(mock.patch.object(attention_plan, name, value))
     stack.enter_context(mock.patch.object(paged_attention, "choose_config", chosen))
@@ -278,9 +295,9 @@ def tune(cases: list[Case], limits: dict[str, float], shard: tuple[int, int] | N
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    lines = ["| case | µs | GB/s | of copy | TFLOP/s | of matmul | error |", "| --- " * 7 + "|"]
+    lines = ["| case | µs | general kernels | GB/s | of copy | TFLOP/s | of matmul | error |", "| --- " * 8 + "|"]
     lines += [
-        f"| {row['case']} | {row['us']} | {row['GBps']} | {row['of_copy']:.0%} | {row['TFLOPs']} "
+        f"| {row['case']} | {row['us']} | {row['general_us']} | {row['GBps']} | {row['of_copy']:.0%} | {row['TFLOPs']} "
         f"| {row['of_matmul']:.0%} | {row['error']:.1e} |"
         for row in results
     ]
