@@ -27,6 +27,7 @@ from pagedlc_engine.sampling import Sampler, SamplerKernels
 from tests.kernels.support import make_step
 
 counts: Counter[str] = Counter()
+loaded: Counter[str] = Counter()
 
 
 class FakeUtils:
@@ -37,6 +38,7 @@ class FakeUtils:
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
         counts["loaded"] += 1
+        loaded[name] += 1
         return "module", "function", 1, 0, 1024
 
     def unload_module(self, module: Any) -> None:
@@ -75,14 +77,20 @@ def launch() -> None:
 
 
 def attend_to_prompts() -> None:
-    """Whole prompts, and a short one late in its request, whose keys are split."""
-    for queries, contexts in (([300], [300]), ([65], [5000])):
-        for heads, head_dim in ((4, 64), (4, 128), (6, 128)):
-            step = make_step(
-                queries, contexts, heads=heads, kv_heads=2, head_dim=head_dim, block_size=64,
-                device=torch.device("cpu"), dtype=torch.bfloat16,
-            )  # fmt: skip
-            paged_attention(step.query, step.key_cache, step.value_cache, step.plan, scale=step.scale, overlap=True)
+    """Whole prompts, parts of one that come late in it and whose keys are split, and decoding after a shared prefix."""
+    for heads, head_dim in ((4, 64), (4, 128), (6, 128)):
+        attend([300], [300], heads, head_dim)
+        attend([65], [5000], heads, head_dim)
+    attend([20], [5000], 4, 128)
+    attend([1] * 40, [3000] * 40, 4, 128, shared_blocks=40)
+
+
+def attend(queries: list[int], contexts: list[int], heads: int, head_dim: int, shared_blocks: int = 0) -> None:
+    step = make_step(
+        queries, contexts, heads=heads, kv_heads=2, head_dim=head_dim, block_size=64, shared_blocks=shared_blocks,
+        device=torch.device("cpu"), dtype=torch.bfloat16,
+    )  # fmt: skip
+    paged_attention(step.query, step.key_cache, step.value_cache, step.plan, scale=step.scale, overlap=True)
 
 
 def noticed_in_another_thread() -> None:
@@ -100,10 +108,14 @@ def main() -> None:
     found["first"] = dict(counts)
     found["again"] = compile_ahead(launch, torch.device("cpu"))
     found["hook"] = triton.knobs.runtime.jit_cache_hook is None
-    found["attention"] = compile_ahead(attend_to_prompts, torch.device("cpu"))
+    loaded.clear()
+    compile_ahead(attend_to_prompts, torch.device("cpu"))
+    found["attention"] = dict(loaded)
     found["specialized"] = {"here": can_specialize_warps()}
-    version, triton.__version__ = triton.__version__, "99.0.1"
-    found["specialized"]["unknown version"] = can_specialize_warps()
+    version = triton.__version__
+    for other in ("3.5.1", "3.6.0+git1234", "3.10.0"):
+        triton.__version__ = other
+        found["specialized"][other] = can_specialize_warps()
     triton.__version__ = version
     FakeDriver.arch = 100
     found["specialized"]["later card"] = can_specialize_warps()

@@ -69,23 +69,27 @@ def test_heads(heads: int, kv_heads: int, head_dim: int) -> None:
     check(make([65], [5000], **sizes), overlap=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "head_dim", "dtype"), [
+    (16, 128, torch.bfloat16), (16, 128, torch.float16), (24, 128, torch.bfloat16), (32, 64, torch.bfloat16),
+])  # fmt: skip
 @pytest.mark.parametrize("block_size", [64, 128])
-def test_lengths_around_blocks_and_tiles(block_size: int, dtype: torch.dtype) -> None:
+def test_lengths_around_blocks_and_tiles(block_size: int, heads: int, head_dim: int, dtype: torch.dtype) -> None:
     edges = [63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257]
-    check(make(edges, edges, block_size=block_size, dtype=dtype))
-    check(make(edges, [length + 64 for length in edges], block_size=block_size, dtype=dtype))
-    check(make(edges, [length + 1000 for length in edges], block_size=block_size, dtype=dtype), overlap=True)
+    for before in (0, 64, 1000):
+        contexts = [length + before for length in edges]
+        step = make(edges, contexts, heads=heads, head_dim=head_dim, block_size=block_size, dtype=dtype)
+        check(step, overlap=before == 1000)
 
 
 @pytest.mark.parametrize(
     ("queries", "context"), [(40, 5000), (100, 16384), (500, 8200), (64, 1089), (33, 3000), (20, 8200)]
 )
-def test_split_keys(queries: int, context: int) -> None:
+def test_split_keys(queries: int, context: int, launched: mock.Mock) -> None:
     step = make([queries], [context])
     assert step.plan.tables[0].splits > 1
     check(step)
     check(step, overlap=True)
+    assert launched.call_count == 2
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

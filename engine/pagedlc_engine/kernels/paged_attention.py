@@ -25,7 +25,13 @@ from pagedlc_engine.kernels.launch import (
     launch_options,
 )
 
-__all__ = ["AttentionConfig", "choose_config", "paged_attention"]
+__all__ = [
+    "AttentionConfig",
+    "SpecializedConfig",
+    "choose_config",
+    "choose_specialized_config",
+    "paged_attention",
+]
 
 
 # With fewer programs than this, each must keep more loads in flight; with more, programs hide each other's waits.
@@ -185,12 +191,13 @@ class _Launch:
         programs = (len(table.records) - table.spare) * table.splits * num_kv_heads
         return choose_config(table.rows, head_dim, block_size, self.query.dtype, programs)
 
-    def _specializes(self, table: TileTable) -> bool:
+    def _specializes(self, table: TileTable, is_shared: bool) -> bool:
         """Whether :mod:`specialized_attention` is for these tiles: those of prompts and of prefix passes."""
         _, block_size, _, head_dim = self.key_cache.shape
+        meant = table.rows in (64, 128) and (is_shared or table.tokens > 1)
         known = head_dim in (64, 128) and block_size % 64 == 0 and self.query.element_size() == 2
-        plain = not (table.merges_prefix or self.window or self.soft_cap)
-        return table.rows in (64, 128) and plain and known and self.config is None and can_specialize_warps()
+        plain = not table.merges_prefix and not self.window and self.soft_cap is None
+        return meant and known and plain and self.config is None and can_specialize_warps()
 
     def _attend_specialized(self, table: TileTable, is_shared: bool, early: bool) -> None:
         # Not before it is needed: other versions of Triton may not know what it imports.
@@ -224,6 +231,7 @@ class _Launch:
             self.partial_out,
             self.partial_lse,
             tiles,
+            table.splits,
             self.scale * LOG2_E,
             self.plan.block_tables.stride(0),
             self.query.stride(0),
@@ -233,7 +241,7 @@ class _Launch:
             BLOCK_SIZE=block_size,
             KEYS=config.keys,
             STAGES=config.num_stages,
-            SPLITS=table.splits,
+            SPLIT=table.splits > 1,
             SHARED=is_shared,
             BOXED=boxed,
             TEAMS=table.rows // 64,
@@ -242,7 +250,7 @@ class _Launch:
         )
 
     def attend(self, table: TileTable, *, is_shared: bool = False, early: bool = False) -> None:
-        if self._specializes(table):
+        if self._specializes(table, is_shared):
             self._attend_specialized(table, is_shared, early)
             return
         num_blocks, block_size, num_kv_heads, head_dim = self.key_cache.shape

@@ -1,10 +1,10 @@
-"""Attention of prompt tiles by warps with roles of their own, for Hopper GPUs.
+"""Attention of prompts, and over shared prefixes, by warps with roles of their own, for Hopper GPUs.
 
-What :mod:`attention_kernels` computes for tiles of 128 rows, arranged as in FlashAttention-3 (arXiv 2407.08608): one
-warp fetches queries, keys and values by the bulk copy engine, and two groups of four warps multiply, each for 64 rows
-of the tile. While one group computes its softmax, the other's products keep the tensor cores busy; within a group the
-scores of the next keys are computed beside the sum over the values of these. Programs stay on their multiprocessor and
-take one piece of work after the other, so that the next one's first keys arrive while this one's last are used.
+What :mod:`attention_kernels` computes for tiles of 64 and 128 rows, arranged as in FlashAttention-3 (arXiv 2407.08608):
+one warp fetches queries, keys and values by the bulk copy engine, and teams of four warps multiply, each for 64 rows of
+the tile. While one team computes its softmax, the other's products keep the tensor cores busy; within a team the scores
+of the next keys are computed beside the sum over the values of these. Programs stay on their multiprocessor and take
+one piece of work after the other, so that the next one's first keys arrive while this one's last are used.
 
 Keys go from the last to the first, so that only the first turns hide any. The last block of a request is fetched so
 that its last key lies at the end of its place in shared memory: what comes before the block's begin is then out of
@@ -42,22 +42,23 @@ _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @gluon.jit
-def _find_work(number, records, tiles, NUM_KV_HEADS: gl.constexpr, SPLITS: gl.constexpr):
+def _find_work(number, work, NUM_KV_HEADS: gl.constexpr):
     """What this program does as its piece of work ``number``: KV head, split and the record of a tile.
 
     Pieces are dealt out forwards and backwards in turn, since long tiles come first. No tokens: there is no more work.
     """
+    records, _members, tiles, splits = work
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     piece = number * programs + gl.where(number % 2 == 0, program, programs - 1 - program)
-    exists = piece < tiles * (NUM_KV_HEADS * SPLITS)
-    record = records + piece // (NUM_KV_HEADS * SPLITS) * 8
+    exists = piece < tiles * NUM_KV_HEADS * splits
+    record = records + piece // (NUM_KV_HEADS * splits) * 8
     count = gl.load(record + 2, mask=exists, other=0)
-    return piece % NUM_KV_HEADS, piece // NUM_KV_HEADS % SPLITS, record, count
+    return piece % NUM_KV_HEADS, piece // NUM_KV_HEADS % splits, record, count
 
 
 @gluon.jit
-def _find_keys(record, count, split, KEYS: gl.constexpr, SPLITS: gl.constexpr, SHARED: gl.constexpr):
+def _find_keys(record, count, split, KEYS: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr):
     """Position of the first query, and the keys of a split: the first one, the one after the last, and how often KEYS
     of them are taken, which is 0 where a tile has fewer splits."""
     position = gl.load(record + 3)
@@ -65,7 +66,7 @@ def _find_keys(record, count, split, KEYS: gl.constexpr, SPLITS: gl.constexpr, S
     stop = position + count
     if SHARED:
         stop = position + 1
-    if SPLITS > 1:
+    if SPLIT:
         chunk = gl.load(record + 5)
         start = split * chunk
         stop = gl.minimum(stop, start + chunk)
@@ -232,14 +233,13 @@ def _store_part(
     lse = gl.convert_layout(gl.where(total > 0.0, peak + gl.log2(safe_total), float("-inf")), SUM_ROWS)
     row = gl.arange(0, 64, SUM_ROWS) + 64 * WHICH
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, acc.type.layout))
+    live = row // GROUP < count
     if SHARED:
         member = members + (gl.load(record + 1) + row // GROUP) * 3
-        live = row // GROUP < count
         place = gl.load(member + 1, mask=live, other=0) + split * gl.load(member + 2, mask=live, other=0)
     else:
         place = gl.load(record + 7) + split * count + row // GROUP
     place = place.to(gl.int64) * NUM_HEADS + kv_head * GROUP + row % GROUP
-    live = row // GROUP < count
     result = acc / gl.convert_layout(safe_total, SUM_ROWS)[:, None]
     gl.store(partial_lse + place, lse, mask=live)
     gl.store(partial_out + place[:, None] * HEAD_DIM + dims[None, :], result, mask=live[:, None])
@@ -249,11 +249,11 @@ def _store_part(
 def _multiply(
     room, work, query, query_stride, results, scale,
     WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, SHARED: gl.constexpr, BOXED: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr, BOXED: gl.constexpr,
 ):  # fmt: skip
     """What four warps do: their 64 rows of every piece of work."""
     queries, _, _, queries_full, _, _ = room
-    records, members, tiles = work
+    _records, members, _tiles, _splits = work
     out, partial_out, partial_lse = results
     GROUP: gl.constexpr = NUM_HEADS // NUM_KV_HEADS
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -261,9 +261,9 @@ def _multiply(
     done = 0
     fetched = 0
     number = 0
-    kv_head, split, record, count = _find_work(number, records, tiles, NUM_KV_HEADS, SPLITS)
+    kv_head, split, record, count = _find_work(number, work, NUM_KV_HEADS)
     while count > 0:
-        position, start, stop, turns = _find_keys(record, count, split, KEYS, SPLITS, SHARED)
+        position, start, stop, turns = _find_keys(record, count, split, KEYS, SPLIT, SHARED)
         if turns > 0:
             if BOXED:
                 mbarrier.wait(queries_full, fetched & 1)
@@ -281,7 +281,7 @@ def _multiply(
                     acc, total, peak, partial_out, partial_lse, members, record, count, kv_head, split,
                     WHICH, NUM_HEADS, GROUP, HEAD_DIM, SHARED,
                 )  # fmt: skip
-            elif SPLITS == 1:  # noqa: SIM114
+            elif not SPLIT:  # noqa: SIM114
                 _store(acc, total, out, record, count, kv_head, WHICH, NUM_HEADS, GROUP, HEAD_DIM)
             elif gl.load(record + 5) >= position + count:
                 _store(acc, total, out, record, count, kv_head, WHICH, NUM_HEADS, GROUP, HEAD_DIM)
@@ -293,7 +293,7 @@ def _multiply(
             done += turns
             fetched += 1
         number += 1
-        kv_head, split, record, count = _find_work(number, records, tiles, NUM_KV_HEADS, SPLITS)
+        kv_head, split, record, count = _find_work(number, work, NUM_KV_HEADS)
 
 
 @gluon.jit
@@ -310,22 +310,21 @@ def _find_box(table, number, blocks, shift, BLOCK_SIZE: gl.constexpr):
 def _load(
     room, work, inputs,
     BLOCK_SIZE: gl.constexpr, NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, SHARED: gl.constexpr, BOXED: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr, BOXED: gl.constexpr,
     TEAMS: gl.constexpr,
 ):  # fmt: skip
     """What one warp does: fetch the queries, keys and values of every piece of work as room for them becomes free."""
     query, key_cache, value_cache, block_tables, table_stride = inputs
     queries, keys, values, queries_full, queries_free, rings = room
-    records, _members, tiles = work
     GROUP: gl.constexpr = NUM_HEADS // NUM_KV_HEADS
     HALVES: gl.constexpr = HEAD_DIM // 64
     keys_full, keys_free, values_full, values_free = rings
     done = 0
     fetched = 0
     number = 0
-    kv_head, split, record, count = _find_work(number, records, tiles, NUM_KV_HEADS, SPLITS)
+    kv_head, split, record, count = _find_work(number, work, NUM_KV_HEADS)
     while count > 0:
-        _position, start, stop, turns = _find_keys(record, count, split, KEYS, SPLITS, SHARED)
+        _position, start, stop, turns = _find_keys(record, count, split, KEYS, SPLIT, SHARED)
         table = block_tables + gl.load(record).to(gl.int64) * table_stride
         blocks = gl.cdiv(stop, 64)
         shift = blocks * 64 - stop
@@ -357,7 +356,7 @@ def _load(
                     _fetch(value_cache, [block, inside, column + 64 * half], values_full.index(slot), target)
         done += turns
         number += 1
-        kv_head, split, record, count = _find_work(number, records, tiles, NUM_KV_HEADS, SPLITS)
+        kv_head, split, record, count = _find_work(number, work, NUM_KV_HEADS)
 
 
 @gluon.jit
@@ -368,7 +367,7 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return barriers
 
 
-@gluon.jit(do_not_specialize=["table_stride", "tiles"])
+@gluon.jit(do_not_specialize=["splits", "table_stride", "tiles"])
 def specialized_attention_kernel(
     query,
     key_cache,
@@ -380,6 +379,7 @@ def specialized_attention_kernel(
     partial_out,
     partial_lse,
     tiles,
+    splits,
     scale,
     table_stride,
     query_stride,
@@ -389,27 +389,33 @@ def specialized_attention_kernel(
     BLOCK_SIZE: gl.constexpr,
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
-    SPLITS: gl.constexpr,
+    SPLIT: gl.constexpr,
     SHARED: gl.constexpr,
     BOXED: gl.constexpr,
     TEAMS: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: as many programs as the device runs at once, or fewer. BOXED: the copy engine fetches queries, too, which
-    takes a group of heads that is a power of two. EARLY: the launch may overlap its predecessor.
+    """Grid: as many programs as the device runs at once, or fewer.
+
+    TEAMS: groups of four warps that multiply, 64 rows each. SPLIT: keys of a tile may be shared out. SHARED: the prefix
+    pass, whose queries come from the member list and all see every key; results always go to the partial buffers.
+    BOXED: the copy engine fetches queries, too, which takes a group of heads that is a power of two. EARLY: the launch
+    may overlap its predecessor.
 
     Args:
         query: [T, heads, head_dim], heads contiguous within a token; BOXED: its descriptor, in boxes of
-            [128 / group, group, 64].
+            [64 * TEAMS / group, group, 64].
         key_cache: Descriptor of [blocks, block_size, kv_heads * head_dim] in boxes of [1, 64, 64].
         value_cache: Like ``key_cache``.
         out: [T, heads, head_dim], contiguous.
         block_tables: int32 [B, table_stride].
         records: int32 [tiles, 8], see :mod:`attention_plan`; those without tokens come last. First keys are 0, and
-            keys a split multiples of KEYS.
+            keys a split multiples of 64, or all of them.
+        members: int32 [members, 3], see :class:`attention_plan.AttentionPlan`.
         partial_out: float32 [rows, heads, head_dim], for tiles with several splits.
         partial_lse: float32 [rows, heads].
         tiles: Records.
+        splits: The most splits any tile has.
         scale: Factor on the scores, times log2(e).
         table_stride: Blocks a row of ``block_tables``.
         query_stride: Elements from one token's queries to the next one's.
@@ -426,9 +432,10 @@ def specialized_attention_kernel(
     fence_async_shared()
     if EARLY:
         gdc_wait()
-    if SHARED:
+    # The merge, or what reads the keys after a shared prefix, waits for this kernel's end itself.
+    if SPLIT or SHARED:
         gdc_launch_dependents()
-    work = (records, members, tiles)
+    work = (records, members, tiles, splits)
     results = (out, partial_out, partial_lse)
     inputs = (query, key_cache, value_cache, block_tables, table_stride)
     if TEAMS == 1:
@@ -438,14 +445,14 @@ def specialized_attention_kernel(
                     _multiply,
                     (
                         room, work, query, query_stride, results, scale, 0,
-                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLIT, SHARED, BOXED,
                     ),
                 ),
                 (
                     _load,
                     (
                         room, work, inputs, BLOCK_SIZE,
-                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED, TEAMS,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLIT, SHARED, BOXED, TEAMS,
                     ),
                 ),
             ],
@@ -459,21 +466,21 @@ def specialized_attention_kernel(
                     _multiply,
                     (
                         room, work, query, query_stride, results, scale, 0,
-                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLIT, SHARED, BOXED,
                     ),
                 ),
                 (
                     _multiply,
                     (
                         room, work, query, query_stride, results, scale, 1,
-                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLIT, SHARED, BOXED,
                     ),
                 ),
                 (
                     _load,
                     (
                         room, work, inputs, BLOCK_SIZE,
-                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLITS, SHARED, BOXED, TEAMS,
+                        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, KEYS, STAGES, SPLIT, SHARED, BOXED, TEAMS,
                     ),
                 ),
             ],
