@@ -72,6 +72,17 @@ def test_prompt_chunks(chunks: list[tuple[int, int]], split: bool) -> None:
     assert (covered == 1).all()
 
 
+@pytest.mark.parametrize(
+    ("requests", "splits"), [(32, {False: 16, True: 8}), (64, {False: 8, True: 4}), (4, {False: 16, True: 16})]
+)
+def test_splits_of_a_prefix_pass_fill_the_card_once(requests: int, splits: dict[bool, int]) -> None:
+    for specialized, wanted in splits.items():
+        book = ShapeBook(AttentionGeometry(32, 8, 128, 64), 64, 1024, specialized=specialized)
+        shape = book.decode(requests, split=False, shared=True)
+        assert shape is not None
+        assert shape.shared_splits == wanted
+
+
 def test_shared_prefixes_are_read_once() -> None:
     shared = list(range(1, 401))
     tables = [np.array([*shared, 1000 + row], np.int32) for row in range(20)] + [np.arange(5000, 5401, dtype=np.int32)]

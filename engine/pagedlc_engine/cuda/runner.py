@@ -20,7 +20,7 @@ from pagedlc_engine.cuda.shapes import MixedNeed, ShapeBook
 from pagedlc_engine.cuda.slots import SlotTable
 from pagedlc_engine.cuda.state import PACKETS, DeviceState
 from pagedlc_engine.kernels.attention_plan import AttentionGeometry, Ints
-from pagedlc_engine.kernels.launch import compile_ahead
+from pagedlc_engine.kernels.launch import can_specialize_warps, compile_ahead
 from pagedlc_engine.kernels.sampling import sample_tokens
 from pagedlc_engine.plan import BAD_LOGITS, ScheduledSequence, StepPlan, StepResult
 from pagedlc_engine.request import TokenLogprobs
@@ -150,7 +150,9 @@ class CudaRunner(ModelRunner):
 
     def _set_up(self, max_num_seqs: int, slots: int) -> None:
         tokens, max_model_len = self._limits
-        self._book = ShapeBook(self._geometry, max_num_seqs, tokens, self._capture_sizes, self._use_graphs)
+        self._book = ShapeBook(
+            self._geometry, max_num_seqs, tokens, self._capture_sizes, self._use_graphs, can_specialize_warps()
+        )
         layout = PacketLayout(tokens=max(tokens, max_num_seqs), samples=max_num_seqs, wide=self._book.most_wide)
         width = -(-max_model_len // self._geometry.block_size) + 1
         model = self._model

@@ -70,6 +70,8 @@ class ShapeBook:
         max_num_batched_tokens: Most tokens in a step.
         sizes: Batch sizes to capture for decoding, in place of the built-in ones.
         capture: Whether steps are captured at all; if not, none is padded.
+        specialized: Whether a program of a prefix pass with full tiles has a multiprocessor for itself, as those of
+            :mod:`pagedlc_engine.kernels.specialized_attention` have.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class ShapeBook:
         max_num_batched_tokens: int,
         sizes: tuple[int, ...] | None = None,
         capture: bool = True,
+        specialized: bool = False,
     ) -> None:
         self._capture = capture
+        self._specialized = specialized
         self._geometry = geometry
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max_num_batched_tokens
@@ -129,7 +133,8 @@ class ShapeBook:
         group = self._geometry.group
         rows = max(16, min(SHARED_ROWS, 1 << (shape.tokens * group - 1).bit_length()), _power_above(group))
         tiles = -(-shape.tokens * group // rows)
-        wanted = 2 * self._geometry.num_processors // (tiles * self._geometry.num_kv_heads)
+        at_once = 1 if self._specialized and rows == SHARED_ROWS else 2
+        wanted = at_once * self._geometry.num_processors // (tiles * self._geometry.num_kv_heads)
         splits = max(2, min(16, _power_of_two(wanted)))
         return replace(shape, shared=tiles + SPARE_SHARED_TILES, shared_rows=rows, shared_splits=splits)
 
