@@ -29,8 +29,9 @@ at most 512 tokens unless told otherwise, whichever class is asked: `LLM` (`Samp
 `VLLMChat` and `Vllm` (`max_tokens`, also spelled `max_new_tokens`) or `pagedlc chat` (`--max-tokens`). Only
 `pagedlc ask` and `DocumentQA`, which ask for short answers, end them at 256.
 
-Where an option has two names, or two places (a keyword and `vllm_kwargs`), and both are given, they must have the same
-value: otherwise the error names both. In a call they go before those of the model, whichever name is used.
+Where an option has two names, or two places (a keyword and `vllm_kwargs`), and a model is given both, they must have
+the same value: otherwise the error names both. What a call brings goes before what is the model's, whichever name is
+used, and in LangChain a call's own before what was bound.
 """
 
 

@@ -65,6 +65,8 @@ class RequestBatch:
         """
         for delta in deltas:
             if delta.error is not None:
+                if self._readers[delta.request_id].finished:  # by a stop string, and the engine was a token ahead
+                    continue
                 raise self._named(own_copy(delta.error), delta.request_id)
             chunk = self._readers[delta.request_id].read(delta)
             if chunk is None:

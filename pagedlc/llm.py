@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
 from pagedlc.batch import RequestBatch
+from pagedlc.beside import in_thread
 from pagedlc.messages import Messages, conversations, is_conversation
 from pagedlc.outputs import CompletionChunk, RequestOutput
 from pagedlc.prefix import PrefixExplanation, explain
@@ -392,15 +392,15 @@ class LLM(ServedModel):
         finally:
             batch.close()
 
-    async def _amake(self, make: Callable[[], _Made], in_thread: bool) -> _Made:
+    async def _amake(self, make: Callable[[], _Made], is_long: bool) -> _Made:
         """What ``make`` makes of text, in a thread where that takes a while."""
         await self._aread_text_parts()
-        return await asyncio.to_thread(make) if in_thread else make()
+        return await in_thread(make) if is_long else make()
 
     async def _astream(
-        self, prepare: Callable[[], PreparedRequest], in_thread: bool, whole: bool = False
+        self, prepare: Callable[[], PreparedRequest], is_long: bool, whole: bool = False
     ) -> AsyncGenerator[CompletionChunk, None]:
-        prepared = await self._amake(prepare, in_thread)
+        prepared = await self._amake(prepare, is_long)
         batch = RequestBatch(await self._aready(), self.tokenizer, self._history, [prepared], whole=whole)
         try:
             self.running.submitted(prepared.request.request_id)

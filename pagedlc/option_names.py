@@ -7,7 +7,15 @@ from typing import Any
 
 from pagedlc_engine.errors import ConfigError
 
-__all__ = ["settle"]
+__all__ = ["same", "settle"]
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values of an option are equal; of arrays that cannot be said."""
+    try:
+        return one is other or bool(one == other)
+    except (TypeError, ValueError):
+        return False
 
 
 def settle(given: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
@@ -22,6 +30,6 @@ def settle(given: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
     found: dict[str, tuple[str, Any]] = {}
     for name, written, value in given:
         first, earlier = found.setdefault(name, (written, value))
-        if earlier is not value and earlier != value:
+        if not same(earlier, value):
             raise ConfigError(f"{first}={earlier!r} and {written}={value!r} are the same option: leave one out.")
     return {name: value for name, (_, value) in found.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any, NoReturn, Self
 
 from tqdm import tqdm
 
+from pagedlc.beside import in_thread
 from pagedlc.chat import ChatTemplate
 from pagedlc.foreign import engine_options_of
 from pagedlc.interruption import RunningAnswers
@@ -158,10 +158,10 @@ class ServedModel:
 
     async def _aread_text_parts(self) -> None:
         if self._text is None:
-            await asyncio.to_thread(self._text_parts)
+            await in_thread(self._text_parts)
 
     async def _aready(self) -> EngineClient:
-        return self._ready() if self._client is not None else await asyncio.to_thread(self._ready)
+        return self._ready() if self._client is not None else await in_thread(self._ready)
 
     def close(self) -> None:
         """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""

@@ -112,7 +112,12 @@ class Tokenizer:
 
     @cached_property
     def _bound(self) -> TextBound | None:
-        return text_bound(self.backend)
+        try:
+            return text_bound(self.backend)
+        except Exception as error:  # tokenizers has no class of its own for parts that are written in Python
+            if "cannot be serialized" not in str(error):
+                raise
+            return None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, ids without a token become nothing."""

@@ -80,7 +80,10 @@ def _check_types(request: Request) -> None:
 
 
 def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
-    ids = np.frombuffer(token_array(token_ids), np.int32)
+    try:
+        ids = np.frombuffer(token_array(token_ids), np.int32)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{name}: {error}") from None
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
         bad = ids[(ids < 0) | (ids >= vocab_size)][0]
         raise InvalidRequestError(f"{name}: token id {bad} is not in the model's vocabulary (0 to {vocab_size - 1}).")

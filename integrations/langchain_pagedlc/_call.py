@@ -9,7 +9,6 @@ from typing import Any, Final, Self
 from langchain_pagedlc._results import Describer
 from langchain_pagedlc._sampling import SAMPLING_ALIASES
 from pagedlc import ConfigError, InvalidRequestError, SamplingParams
-from pagedlc.option_names import settle
 from pagedlc_engine.config import check_option_names
 
 __all__ = ["CALL_OPTIONS", "Call", "call_values", "logprobs_wanted", "own_logprobs"]
@@ -66,18 +65,18 @@ def call_values(
         extra_names: Call options the class has beyond :data:`CALL_OPTIONS`.
 
     Raises:
-        InvalidRequestError: A keyword is not an option of a call (the nearest is named), or an option is given twice
-            with different values.
+        InvalidRequestError: A keyword is not an option of a call; the nearest is named.
     """
     known = {*CALL_OPTIONS, *extra_names, *SAMPLING_ALIASES, *_LANGCHAIN_SWITCHES}
-    given = {name: value for name, value in overrides.items() if name not in _LANGCHAIN_SWITCHES}
-    if stop is not None:
-        given["stop"] = stop
     try:
         check_option_names(overrides, known)
-        return {**own, **settle((SAMPLING_ALIASES.get(name, name), name, value) for name, value in given.items())}
     except ConfigError as error:
         raise InvalidRequestError(str(error)) from None
+    # Of an option under two names the later counts: what was bound comes before what the call brings.
+    given = {
+        SAMPLING_ALIASES.get(name, name): value for name, value in overrides.items() if name not in _LANGCHAIN_SWITCHES
+    }
+    return {**own, **given, **({} if stop is None else {"stop": stop})}
 
 
 def own_logprobs(own: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

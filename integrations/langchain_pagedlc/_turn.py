@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from langchain_pagedlc._results import Describer
 from pagedlc import LLM, InvalidRequestError, SamplingParams, StructuredOutputsParams
+from pagedlc.beside import in_thread
 from pagedlc.tools import ChatTurn, TurnDelta
 from pagedlc.turns import Interruption, astream_turn, stream_turn
 
@@ -87,5 +88,5 @@ class ChatCall:
         self, llm: LLM, messages: Sequence[Mapping[str, Any]], *, whole: bool = False
     ) -> AsyncGenerator[TurnDelta, None]:
         """:meth:`stream` for asyncio, once awaited. Long prompts are tokenized beside the loop, not on it."""
-        turn = await asyncio.to_thread(self.turn, llm, messages)
+        turn = await in_thread(partial(self.turn, llm, messages))
         return astream_turn(llm, turn, self.params, self.interruption, whole=whole, **self.request_options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ class DocumentQA:
 
     Raises:
         DocumentError: There are no documents, or something else among them.
-        ConfigError: A number cannot work, or ``sampling_params`` asks for several answers.
+        ConfigError: ``llm`` is no :class:`LLM`, a number cannot work, or ``sampling_params`` asks for several answers.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class DocumentQA:
         _check_number("whole_document_tokens", whole_document_tokens, 0)
         if not isinstance(sampling_params, SamplingParams | None) or (sampling_params and sampling_params.n > 1):
             raise ConfigError(f"sampling_params must be SamplingParams with n=1, not {sampling_params!r}.")
+        if not hasattr(llm, "spec"):
+            raise ConfigError(f"llm must be a pagedlc.LLM, such as LLM('smollm2'), not {llm!r}.")
         small = _num_weights(llm.spec) < SMALL_MODEL
         if top_k is None:
             top_k = 1 if small else 4
@@ -181,7 +184,7 @@ def _check_documents(documents: Any) -> None:
 
 
 def _check_number(name: str, value: Any, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or value < least):
+    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < least):
         raise ConfigError(f"{name} must be a whole number from {least}, not {value!r}.")
 
 

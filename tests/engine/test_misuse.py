@@ -228,6 +228,14 @@ def test_a_request_that_fails_on_its_way_is_named(llm: LLM) -> None:
     assert len(llm.generate([[1], [2]], fine)) == 2
 
 
+def test_what_comes_after_a_stop_string_fails_no_answer(llm: LLM) -> None:
+    """The engine is a token ahead when the reader finds the stop string, and there it has no way on."""
+    params = SamplingParams(max_tokens=9, stop=["a"], structured_outputs={"regex": "ca7"}, bad_words=["7"])
+    for _ in range(10):
+        (answer,) = llm.generate([[1]], params)[0].outputs
+        assert (answer.text, answer.finish_reason) == ("c", "stop")
+
+
 def test_what_was_finished_before_a_request_failed_is_not_lost(tmp_path: Path) -> None:
     fine = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     impossible = SamplingParams(logit_bias=dict.fromkeys(range(258), float("-inf")))

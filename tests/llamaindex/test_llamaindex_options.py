@@ -9,6 +9,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import ChatMessage
@@ -268,6 +269,22 @@ def test_model_copy_applies_and_checks_changes(engines: list[Any]) -> None:
     assert (copied.max_new_tokens, copied.stop) == (4, ["\n"])
     assert copied.sampling_kwargs == {"repetition_penalty": 1.3, "seed": 2}
     assert copied.vllm_kwargs == {"max_model_len": 128, "seed": 3}
+
+
+def test_model_copy_may_change_what_is_nested(engines: list[Any]) -> None:
+    llm = Vllm(temperature=0.3, dtype="float32", seed=1)
+    copied = llm.model_copy(update={"sampling_kwargs": {"temperature": 0.9}})
+    assert (copied.temperature, copied.dtype) == (0.9, "float32")
+    copied = llm.model_copy(update={"vllm_kwargs": {"dtype": "float16", "seed": 4}})
+    assert (copied.temperature, copied.sampling_kwargs, copied.vllm_kwargs) == (
+        0.3, {"seed": 1}, {"dtype": "float16", "seed": 4},
+    )  # fmt: skip
+
+
+def test_stop_strings_may_be_an_array(engines: list[Any]) -> None:
+    assert Vllm(stop=np.array(["a", "b"])).stop == ["a", "b"]  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="stop="):
+        Vllm(stop=np.array(["a", "b"]), sampling_kwargs={"stop": ["a"]})  # type: ignore[arg-type]
 
 
 def test_an_option_may_be_given_twice_with_the_same_value(engines: list[Any]) -> None:

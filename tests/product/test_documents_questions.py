@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagedlc import ConfigError, InvalidRequestError, SamplingParams
@@ -36,6 +37,7 @@ def test_documents_have_a_path(path: Any) -> None:
     [
         ({"top_k": 0}, "top_k must be a whole number from 1"),
         ({"top_k": 1.5}, "top_k must be"),
+        ({"top_k": True}, "top_k must be"),
         ({"passage_tokens": 0}, "passage_tokens must be"),
         ({"whole_document_tokens": -1}, "whole_document_tokens must be a whole number from 0"),
         ({"sampling_params": {"max_tokens": 5}}, "must be SamplingParams"),
@@ -47,6 +49,16 @@ def test_options_that_cannot_work(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         DocumentQA(DOCUMENTS, scripted_llm("Nine."), **options)
+
+
+def test_the_model_is_no_name_of_one() -> None:
+    with pytest.raises(ConfigError, match=r"such as LLM\('smollm2'\), not 'smollm2'"):
+        DocumentQA(DOCUMENTS, "smollm2")  # type: ignore[arg-type]
+
+
+def test_a_number_of_numpy_is_one(scripted_llm: Callable[..., ScriptedLLM]) -> None:
+    qa = DocumentQA(DOCUMENTS, scripted_llm("Nine."), top_k=np.int64(1), whole_document_tokens=100)
+    assert qa.ask("When does the ferry leave?").read() == "Nine."
 
 
 @pytest.mark.parametrize("question", [None, 5, "", "  "])

@@ -130,10 +130,10 @@ def updated_settings(settings: Mapping[str, Any], update: Mapping[str, Any]) -> 
         settings: Its fields.
         update: Keywords of the constructor.
     """
-    changed = {_OTHER_NAMES.get(name, name) for name in update}
-    engine = changed - SamplingParams.model_fields.keys()
+    changed = {_OTHER_NAMES.get(name, name) for name in [*update, *(update.get("sampling_kwargs") or {})]}
+    engine = {*update, *(update.get("vllm_kwargs") or {})} - SamplingParams.model_fields.keys()
     return {
-        **{name: value for name, value in settings.items() if name not in changed},
+        **{name: value for name, value in settings.items() if name not in changed | engine},
         "vllm_kwargs": {name: value for name, value in settings["vllm_kwargs"].items() if name not in engine},
         "sampling_kwargs": {name: value for name, value in settings["sampling_kwargs"].items() if name not in changed},
         **update,

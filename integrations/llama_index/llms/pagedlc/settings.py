@@ -25,6 +25,7 @@ from llama_index.llms.pagedlc.options import (
 )
 from llama_index.llms.pagedlc.structured import StructuredOutputLLM
 from pagedlc.foreign import refuse_foreign
+from pagedlc.option_names import same
 from pagedlc.registry import shared_llm
 from pagedlc_engine.config import validation_message
 from pagedlc_engine.errors import ConfigError, EngineClosedError
@@ -209,7 +210,7 @@ class EngineBackedLLM(StructuredOutputLLM):
 def _chosen(**arguments: Any) -> dict[str, Any]:
     """The constructor's arguments that are not at their default."""
     parameters = inspect.signature(EngineBackedLLM.__init__).parameters
-    return {name: value for name, value in arguments.items() if value != parameters[name].default}
+    return {name: value for name, value in arguments.items() if not same(value, parameters[name].default)}
 
 
 def _can_pickle(name: str, value: Any) -> bool:
