@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from pagedlc.llm import LLM
 
 __all__ = ["Registry", "shared_llm"]
+
+logger = logging.getLogger(__name__)
 
 
 class Registry:
@@ -22,19 +25,35 @@ class Registry:
         """The LLM with this model and options; made if nobody holds one.
 
         Hold the result for as long as you use it. When the last holder lets go, the engine stops and its memory
-        is freed. Options are those of :class:`pagedlc.LLM`.
+        is freed. A ``with`` block leaves it open; its ``close()`` closes it for everybody. Options are those of
+        :class:`pagedlc.LLM`.
 
         Raises:
             ConfigError, ModelLoadError: As :class:`pagedlc.LLM` raises.
         """
         llm = LLM(model, **options)
+        llm.shared = True
         key = llm.identity
         with self._lock:
             found = self._llms.get(key)
             if found is not None and found.usable:
                 return found
+            others = [other for other in self._llms.values() if other.usable and other.config.model == llm.config.model]
             self._llms[key] = llm
-            return llm
+        if others:
+            _tell_apart(llm, others[-1])
+        return llm
+
+
+def _tell_apart(llm: LLM, other: LLM) -> None:
+    earlier = dict(other.identity)
+    differing = [f"{name}={value!r}, not {earlier[name]!r}" for name, value in llm.identity if value != earlier[name]]
+    logger.warning(
+        "%s is used with other options a second time in this process (%s): that takes another engine, with weights and "
+        "KV cache of its own.",
+        llm.model_name,
+        "; ".join(differing),
+    )
 
 
 _registry = Registry()

@@ -18,11 +18,13 @@ from pagedlc.interruption import RunningAnswers
 from pagedlc.models import DEFAULT_MODEL, ModelFiles, is_local, resolve_model
 from pagedlc.prefix import PrefixHistory
 from pagedlc.tokenizer import Tokenizer
+from pagedlc.tokenizer_folder import has_code
 from pagedlc_engine import heap
 from pagedlc_engine.client import EngineClient
 from pagedlc_engine.config import EngineConfig
+from pagedlc_engine.device import settled
 from pagedlc_engine.engine import check_max_model_len
-from pagedlc_engine.errors import ConfigError, EngineClosedError
+from pagedlc_engine.errors import MAKE_ANEW, ConfigError, EngineClosedError
 from pagedlc_engine.hosts import EngineHost, start_host
 from pagedlc_engine.model import ModelSpec, read_spec
 from pagedlc_engine.stats import EngineStats
@@ -66,6 +68,8 @@ class ServedModel:
         self._history = PrefixHistory()
         #: Answers that can be interrupted; see :mod:`pagedlc.turns`.
         self.running = RunningAnswers()
+        #: Others use this LLM, too: leaving a ``with`` block does not close it.
+        self.shared = False
         self._closed = False
         self._lock = threading.RLock()
 
@@ -86,13 +90,14 @@ class ServedModel:
         return not self._closed and (client is None or not client.ended)
 
     @property
-    def identity(self) -> tuple[object, ...]:
-        """Equal for LLMs that answer alike and could share one engine."""
+    def identity(self) -> tuple[tuple[str, object], ...]:
+        """Options by name; equal for LLMs that answer alike and could share one engine."""
+        source = self._tokenizer_source
         return (
-            self.config,
-            self._files.tokenizer,
-            self._trust_remote_code,
-            *map(str, (self._tokenizer_source, self._chat_template_source)),
+            *settled(self.config).model_dump().items(),
+            ("tokenizer", str(source or self._files.tokenizer)),
+            ("chat_template", str(self._chat_template_source)),
+            ("trust_remote_code", self._trust_remote_code and (source is not None or has_code(self._files.tokenizer))),
         )
 
     @property
@@ -147,7 +152,7 @@ class ServedModel:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineClosedError(f"This LLM ({self.model_name}) is closed; make a new one.")
+            raise EngineClosedError(f"The LLM of {self.model_name} was closed, by its close(). {MAKE_ANEW}")
 
     def _start_host(self) -> EngineHost:
         if self._needs_weights:
@@ -164,7 +169,10 @@ class ServedModel:
         return self._ready() if self._client is not None else await in_thread(self._ready)
 
     def close(self) -> None:
-        """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`."""
+        """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`.
+
+        That of a shared LLM as well: everybody who holds it needs a new one then.
+        """
         with self._lock:
             self._closed = True
             client, self._client = self._client, None
@@ -185,7 +193,8 @@ class ServedModel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if not self.shared:
+            self.close()
 
     def stats(self) -> EngineStats:
         """Queues, KV usage, prefix cache and speed, as of the last step."""

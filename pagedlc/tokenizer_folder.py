@@ -14,7 +14,7 @@ import tokenizers
 
 from pagedlc_engine.errors import ModelLoadError
 
-__all__ = ["read_plain_folder"]
+__all__ = ["has_code", "read_plain_folder"]
 
 #: Classes that take ``tokenizer.json`` as it is.
 _QWEN_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
@@ -36,6 +36,11 @@ def read_plain_folder(path: Path) -> dict[str, Any] | None:
         return _read(path, _json(path / "tokenizer_config.json"))
     except (TypeError, KeyError, AttributeError, ValueError):  # a configuration of another shape
         return None
+
+
+def has_code(source: Path) -> bool:
+    """Whether a tokenizer names Python code that could run where ``trust_remote_code`` allows it."""
+    return any(_json(source / name).get("auto_map") for name in ("tokenizer_config.json", "config.json"))
 
 
 def _read(path: Path, config: dict[str, Any]) -> dict[str, Any] | None:

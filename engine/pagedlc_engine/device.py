@@ -17,7 +17,16 @@ from pagedlc_engine.errors import ConfigError, OutOfMemoryError
 from pagedlc_engine.model import ModelSpec, half_available, int8_available
 from pagedlc_engine.native import Library, NativeAttention, load_library, unsupported
 
-__all__ = ["Placement", "kv_block_size", "max_num_seqs", "num_kv_blocks", "on_device", "place", "with_current_gpu"]
+__all__ = [
+    "Placement",
+    "kv_block_size",
+    "max_num_seqs",
+    "num_kv_blocks",
+    "on_device",
+    "place",
+    "settled",
+    "with_current_gpu",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +51,8 @@ GPU_MOST_AHEAD = 14
 #: decoding 1%. A CPU gains nothing by larger blocks, and smaller ones find a few more cached tokens.
 CPU_BLOCK_SIZE = 16
 GPU_BLOCK_SIZE = 64
+#: Options that a CPU has no use for.
+GPU_ONLY = ("cudagraph_capture_sizes", "enforce_eager", "gpu_memory_utilization")
 #: Left free on a GPU for activations and the libraries' workspaces.
 GPU_RESERVE = 2 * GIB
 
@@ -108,6 +119,27 @@ def kv_block_size(config: EngineConfig) -> int:
         return config.block_size
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
     return GPU_BLOCK_SIZE if on_gpu and config.attention_backend != "torch" else CPU_BLOCK_SIZE
+
+
+def settled(config: EngineConfig) -> EngineConfig:
+    """The options with defaults filled in, and what changes nothing left out: equal where engines are alike.
+
+    Only what can be said at once: nothing is compiled, no CUDA context is made, and the model is not looked at.
+    """
+    # Unlike is_available(), device_count() leaves the driver alone, so that this process can still be forked.
+    if config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.device_count()):
+        return config.model_copy(update={"max_num_seqs": config.max_num_seqs or GPU_MAX_NUM_SEQS})
+    cpu = torch.device("cpu")
+    return config.model_copy(
+        update={
+            "device": "cpu",
+            "dtype": str(_dtype(config, cpu)).removeprefix("torch."),
+            "block_size": config.block_size or CPU_BLOCK_SIZE,
+            "max_num_seqs": max_num_seqs(config, cpu),
+            "max_num_batched_tokens": config.max_num_batched_tokens or CPU_STEP_TOKENS,
+            **{name: EngineConfig.model_fields[name].default for name in GPU_ONLY},
+        }
+    )
 
 
 def _native(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Library | None:
