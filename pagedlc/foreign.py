@@ -6,15 +6,15 @@ happen, the error says what to do instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pagedlc_engine.config import EngineConfig
+from pagedlc_engine.config import EngineConfig, check_option_names
 from pagedlc_engine.errors import ConfigError
 from pagedlc_engine.request import SamplingParams
 
-__all__ = ["FOREIGN_OPTIONS", "engine_options_of", "refuse_foreign"]
+__all__ = ["FOREIGN_OPTIONS", "check_names", "check_nested", "engine_options_of", "refuse_foreign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,11 @@ _NO_SERVER = _Foreign(
     "The model runs inside this process and no server is called; leave it out. To talk to a server, use a client "
     "for it (in LangChain, ChatOpenAI; in LlamaIndex, OpenAILike).",
 )
+_KEYWORDS = _Foreign((None, {}), "Give sampling parameters and engine options as keywords of their own.")
 _ONE_DEVICE = _Foreign((None, 1), "One engine uses one device; leave it at 1.")
 
 FOREIGN_OPTIONS: Final[Mapping[str, _Foreign]] = {
+    "additional_kwargs": _KEYWORDS,
     "api_key": _Foreign(None),
     "api_url": _NO_SERVER,
     "base_url": _NO_SERVER,
@@ -47,7 +49,7 @@ FOREIGN_OPTIONS: Final[Mapping[str, _Foreign]] = {
         (None, True), "Prompts are always computed in chunks; see max_num_batched_tokens."
     ),
     "max_retries": _Foreign(None),
-    "model_kwargs": _Foreign((None, {}), "Give sampling parameters and engine options as keywords of their own."),
+    "model_kwargs": _KEYWORDS,
     "openai_api_base": _NO_SERVER,
     "openai_api_key": _Foreign(None),
     "pipeline_parallel_size": _ONE_DEVICE,
@@ -68,6 +70,37 @@ def refuse_foreign(name: str, value: Any) -> None:
     option = FOREIGN_OPTIONS[name]
     if option.neutral is not None and value not in option.neutral:
         raise ConfigError(f"{name}={value!r} is not supported. {option.advice}")
+
+
+def check_names(given: Iterable[str], offered: Collection[str]) -> None:
+    """Let options pass that a class offers, and foreign ones; these are never suggested.
+
+    Raises:
+        ConfigError: An option is neither; the nearest that is offered is named.
+    """
+    unsettled = [name for name in given if name not in FOREIGN_OPTIONS]
+    check_option_names(unsettled, [name for name in offered if name not in FOREIGN_OPTIONS])
+
+
+def check_nested(inside: str, options: Any, offered: Collection[str], keywords: Collection[str]) -> None:
+    """:func:`check_names` for the options inside another one, such as ``vllm_kwargs``.
+
+    Args:
+        inside: The option's name.
+        options: Its value.
+        offered: What may stand there.
+        keywords: What may stand beside it.
+
+    Raises:
+        ConfigError: It is no mapping, or it holds an option that is unknown or belongs beside it.
+    """
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{inside} must be a mapping of option names to values, not {type(options).__name__}.")
+    for name in options:
+        if name in keywords and name not in offered and name not in FOREIGN_OPTIONS:
+            kind = "a sampling parameter" if name in SamplingParams.model_fields else "no engine option"
+            raise ConfigError(f"{name} is {kind}: give it as a keyword of its own, not inside {inside}.")
+    check_names(options, offered)
 
 
 def engine_options_of(options: Mapping[str, Any]) -> dict[str, Any]:

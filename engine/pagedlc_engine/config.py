@@ -21,6 +21,8 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "gguf", "safetensors", "dummy"]
 AttentionBackendName = Literal["auto", "torch", "triton"]
 EngineHostName = Literal["thread", "process"]
+#: So many names can be read in an error; more are looked up.
+FEW_NAMES = 12
 #: The engine's tables hold numbers of 32 bits.
 MOST = 2**31 - 1
 
@@ -135,8 +137,14 @@ def check_option_names(given: Any, known: Any, other_names: Mapping[str, str] | 
         if name not in known:
             meant = (other_names or {}).get(name)
             near = [meant] if meant else difflib.get_close_matches(name, list(known), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Known options: {', '.join(sorted(known))}."
-            raise ConfigError(f"Unknown option {name!r}.{hint}")
+            hint = f"Did you mean {near[0]!r}?" if near else _all_options(known)
+            raise ConfigError(f"Unknown option {name!r}. {hint}")
+
+
+def _all_options(known: Any) -> str:
+    if len(known) <= FEW_NAMES:
+        return f"Known options: {', '.join(sorted(known))}."
+    return "Engine options and sampling parameters are listed in docs/settings.md."
 
 
 def _shown(value: Any) -> str:

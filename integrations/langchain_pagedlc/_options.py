@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pagedlc import ConfigError
-from pagedlc.foreign import FOREIGN_OPTIONS, refuse_foreign
+from pagedlc.foreign import check_names, check_nested, refuse_foreign
 from pagedlc.option_names import settle
-from pagedlc_engine.config import EngineConfig, check_option_names
+from pagedlc_engine.config import EngineConfig
 
 __all__ = ["ENGINE_OPTIONS", "arrange_options"]
 
@@ -39,12 +39,12 @@ def arrange_options(
     """
     arranged: list[tuple[str, str, Any]] = []
     engine: list[tuple[str, str, Any]] = []
-    known = {*fields, *aliases, *ENGINE_OPTIONS, *FOREIGN_OPTIONS, "best_of", *_NESTED}
-    check_option_names(given, known)
+    check_names([name for name in given if name != "best_of"], {*fields, *aliases, *ENGINE_OPTIONS, *_NESTED})
     for name, value in given.items():
         if name in _NESTED:
-            _check_nested(name, value, model_fields)
-            for inner, inner_value in (value or {}).items():
+            nested = {} if value is None else value
+            check_nested(name, nested, {*model_fields, *ENGINE_OPTIONS}, {*fields, *aliases})
+            for inner, inner_value in nested.items():
                 written = f"{name}[{inner!r}]"
                 if inner in model_fields:
                     arranged.append((inner, written, inner_value))
@@ -61,12 +61,6 @@ def arrange_options(
         else:
             refuse_foreign(name, value)
     return {**settle(arranged), "engine_options": settle(engine)}
-
-
-def _check_nested(name: str, value: Any, model_fields: Collection[str]) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a mapping of option names to values, not {type(value).__name__}.")
-    check_option_names(value or {}, {*model_fields, *ENGINE_OPTIONS, *FOREIGN_OPTIONS})
 
 
 def _check_best_of(best_of: Any, n: Any) -> None:

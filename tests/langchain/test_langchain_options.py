@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,34 @@ def test_an_unknown_option_inside_vllm_kwargs_names_the_nearest(registry: FakeRe
         VLLM(vllm_kwargs={"max_num_seq": 1})
     with pytest.raises(ConfigError, match="mapping"):
         VLLM(vllm_kwargs=["max_num_seqs"])
+
+
+@pytest.mark.parametrize("cls", [VLLM, VLLMChat])
+@pytest.mark.parametrize("nested", ["vllm_kwargs", "engine_options"])
+def test_a_keyword_inside_vllm_kwargs_is_told_its_place(
+    registry: FakeRegistry, cls: type[VLLM | VLLMChat], nested: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^temperature is a sampling parameter: .*keyword of its own.*{nested}"):
+        cls(**{nested: {"temperature": 0}})
+    with pytest.raises(ConfigError, match=r"^max_new_tokens is no engine option: give it as a keyword of its own"):
+        cls(**{nested: {"max_new_tokens": 1}})
+
+
+@pytest.mark.parametrize("cls", [VLLM, VLLMChat])
+def test_no_option_is_suggested_that_would_be_refused(registry: FakeRegistry, cls: type[VLLM | VLLMChat]) -> None:
+    for wrong in ({"base_urls": 1}, {"vllm_kwargs": {"tensor_paralel_size": 2}}, {"bestof": 1}):
+        with pytest.raises(ConfigError, match="Unknown option") as caught:
+            cls(**wrong)
+        assert not re.search("'base_url'|'tensor_parallel_size'|'best_of'", str(caught.value))
+
+
+@pytest.mark.parametrize("cls", [VLLM, VLLMChat])
+def test_where_no_option_is_near_the_error_says_where_they_stand(
+    registry: FakeRegistry, cls: type[VLLM | VLLMChat]
+) -> None:
+    with pytest.raises(ConfigError, match=r"docs/settings\.md") as caught:
+        cls(extra_body={})
+    assert len(str(caught.value)) < 120
 
 
 def test_an_option_given_twice_must_agree_with_itself(registry: FakeRegistry) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedlc import LLM, SamplingParams
-from pagedlc.foreign import FOREIGN_OPTIONS, refuse_foreign
+from pagedlc.foreign import check_names, check_nested, refuse_foreign
 from pagedlc.option_names import settle
 from pagedlc.turns import Interruption
-from pagedlc_engine.config import EngineConfig, check_option_names
+from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.errors import ConfigError, InvalidRequestError
 
 __all__ = [
@@ -69,7 +69,7 @@ def split_options(options: Mapping[str, Any], framework_names: Collection[str]) 
     """
     engine_names = _engine_option_names()
     sampling_names = SamplingParams.model_fields
-    check_option_names(options, {*engine_names, *sampling_names, *framework_names, *FOREIGN_OPTIONS})
+    check_names(options, {*engine_names, *sampling_names, *framework_names})
     split = SplitOptions({}, {}, {})
     for name, value in options.items():
         if name in sampling_names:
@@ -97,7 +97,7 @@ def merge_engine_options(
         ConfigError: An option is unknown, has no meaning here, or was given twice with different values.
     """
     engine_names = _engine_option_names()
-    check_option_names(_mapping("vllm_kwargs", vllm_kwargs), {*engine_names, *FOREIGN_OPTIONS})
+    check_nested("vllm_kwargs", vllm_kwargs, engine_names, {*SamplingParams.model_fields, *_OTHER_NAMES.values()})
     for name in vllm_kwargs.keys() - engine_names:
         refuse_foreign(name, vllm_kwargs[name])
     nested = {name: value for name, value in vllm_kwargs.items() if name in engine_names}
