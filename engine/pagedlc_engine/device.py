@@ -275,16 +275,25 @@ def num_kv_blocks(
         blocks = min(free // per_block, enough)
     if blocks < 2:
         raise OutOfMemoryError(
-            f"No room for a KV cache: it has at least two blocks, of {per_block:,} bytes each. Raise "
-            "kv_cache_memory_bytes or gpu_memory_utilization, or use a smaller model."
+            f"No room for a KV cache: it has at least two blocks, of {per_block:,} bytes each. "
+            f"Raise {_decides_room(config, placement.device)}, or use a smaller model."
         )
     capacity = (blocks - 1) * placement.block_size
     if config.max_model_len is not None and capacity < max_model_len:
         raise ConfigError(
             f"max_model_len is {max_model_len} tokens, but the KV cache holds only {capacity}. Lower max_model_len, "
-            "or raise kv_cache_memory_bytes (or num_blocks, or gpu_memory_utilization)."
+            f"or raise {_decides_room(config, placement.device)}."
         )
     return blocks
+
+
+def _decides_room(config: EngineConfig, device: torch.device) -> str:
+    """The options that would make the KV cache larger."""
+    if config.num_blocks is not None:
+        return "num_blocks"
+    if config.kv_cache_memory_bytes is not None or device.type == "cpu":
+        return "kv_cache_memory_bytes"
+    return "kv_cache_memory_bytes or gpu_memory_utilization"
 
 
 def _free_bytes(config: EngineConfig, device: torch.device) -> int:

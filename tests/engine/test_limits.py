@@ -131,12 +131,15 @@ def test_a_small_cache_shortens_the_context_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cache", [{"num_blocks": 5}, {"num_blocks": None, "kv_cache_memory_bytes": 5 * 4096}])
 def test_a_context_that_was_asked_for_must_fit_the_cache(tmp_path: Path, cache: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"max_model_len is 200 tokens.*64"):
+    decides = "num_blocks" if cache["num_blocks"] else "kv_cache_memory_bytes"
+    with pytest.raises(
+        ConfigError, match=rf"max_model_len is 200 tokens.*64\. Lower max_model_len, or raise {decides}\."
+    ):
         tiny_llm(tmp_path, max_model_len=200, **cache).load()
 
 
 def test_a_cache_without_room_for_anything_is_refused_with_the_bytes_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemoryError, match="two blocks, of 4,096 bytes each"):
+    with pytest.raises(OutOfMemoryError, match=r"of 4,096 bytes each\. Raise kv_cache_memory_bytes, or use a smaller"):
         tiny_llm(tmp_path, num_blocks=None, kv_cache_memory_bytes=8191).load()
 
 
