@@ -129,6 +129,28 @@ def test_messages_may_be_plain_dicts(make: Any) -> None:
     assert fake.calls[0].prompt == [USER_DICT]
 
 
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hi", "messages must be a list of ChatMessage, or of mappings .*, not str"),
+        (USER, "messages must be a list .* not ChatMessage"),
+        (USER_DICT, "messages must be a list .* not dict"),
+        (["hi"], r"messages\[0\] must be a ChatMessage or a mapping, not str"),
+        ([USER, {"role": "robot", "content": "x"}], r"Invalid messages\[1\]: role: .*'robot'"),
+    ],
+    ids=str,
+)
+async def test_what_is_no_conversation_is_refused(make: Any, messages: Any, words: str) -> None:
+    llm, fake = make()
+    for way in (llm.chat, llm.stream_chat):
+        with pytest.raises(InvalidRequestError, match=words):
+            way(messages)
+    for away in (llm.achat, llm.astream_chat):
+        with pytest.raises(InvalidRequestError, match=words):
+            await away(messages=messages)
+    assert not fake.calls
+
+
 @pytest.mark.parametrize("prompt", [[1, 2, 3], None, 7])
 def test_a_prompt_that_is_no_text_is_refused_with_advice(make: Any, prompt: Any) -> None:
     llm, fake = make()

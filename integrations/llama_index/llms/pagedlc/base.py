@@ -18,11 +18,12 @@ from llama_index.core.base.llms.types import (
     MessageRole,
 )
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
-from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
 
+from llama_index.llms.pagedlc.callbacks import chat_callback
 from llama_index.llms.pagedlc.calls import Call, aanswer, answer, astream, prompt_token_ids, stream
-from llama_index.llms.pagedlc.messages import to_message_dicts, with_system_prompt
+from llama_index.llms.pagedlc.messages import as_chat_messages, to_message_dicts, with_system_prompt
 from llama_index.llms.pagedlc.options import TEMPLATE_OPTIONS, TOOL_OPTIONS, interruption, sampling_params, split_call
 from llama_index.llms.pagedlc.responses import Answer
 from llama_index.llms.pagedlc.settings import EngineBackedLLM
@@ -201,7 +202,7 @@ class Vllm(EngineBackedLLM):
 
     # -- the eight ways to ask --
 
-    @llm_chat_callback()
+    @chat_callback
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
         return answer(self.llm, self._chat_call(messages, kwargs)).as_chat()
@@ -211,7 +212,7 @@ class Vllm(EngineBackedLLM):
         """Answer a prompt; with ``formatted`` the text goes in as it is."""
         return answer(self.llm, self._completion_call(prompt, formatted, kwargs)).as_completion()
 
-    @llm_chat_callback()
+    @chat_callback
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation as it is generated; closing the generator ends the request."""
         return stream(self.llm, self._chat_call(messages, kwargs), Answer.as_chat)
@@ -221,7 +222,7 @@ class Vllm(EngineBackedLLM):
         """Answer a prompt as it is generated; closing the generator ends the request."""
         return stream(self.llm, self._completion_call(prompt, formatted, kwargs), Answer.as_completion)
 
-    @llm_chat_callback()
+    @chat_callback
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation; cancelling the task ends the request."""
         return (await aanswer(self.llm, self._chat_call(messages, kwargs))).as_chat()
@@ -231,7 +232,7 @@ class Vllm(EngineBackedLLM):
         """Answer a prompt; cancelling the task ends the request."""
         return (await aanswer(self.llm, self._completion_call(prompt, formatted, kwargs))).as_completion()
 
-    @llm_chat_callback()
+    @chat_callback
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Answer a conversation as it is generated; closing the generator ends the request."""
         return await astream(self.llm, self._chat_call(messages, kwargs), Answer.as_chat)
@@ -269,8 +270,7 @@ class Vllm(EngineBackedLLM):
         return wanted if chosen and wanted < window else min(wanted, window // 2)
 
     def _chat_call(self, messages: Sequence[ChatMessage], kwargs: Mapping[str, Any]) -> Call:
-        checked = [ChatMessage.model_validate(message) for message in messages]
-        conversation = with_system_prompt(checked, self.system_prompt)
+        conversation = with_system_prompt(as_chat_messages(messages), self.system_prompt)
         if not self._templated:
             return self._call(self._as_text(conversation), kwargs)
         if kwargs.get("tools"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -14,10 +14,12 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
+from llama_index.core.bridge.pydantic import ValidationError
 
+from pagedlc_engine.config import validation_message
 from pagedlc_engine.errors import InvalidRequestError
 
-__all__ = ["to_message_dicts", "with_system_prompt"]
+__all__ = ["as_chat_messages", "to_message_dicts", "with_system_prompt"]
 
 _ROLES = {
     MessageRole.SYSTEM: "system",
@@ -32,6 +34,29 @@ _ROLES = {
 
 #: Entries of ``ChatMessage.additional_kwargs`` that chat templates know.
 _CARRIED = ("name", "tool_call_id", "tool_calls")
+
+
+def as_chat_messages(messages: Any) -> list[ChatMessage]:
+    """A conversation given as messages or as dicts like these.
+
+    Raises:
+        InvalidRequestError: It is no list, or holds something else.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(
+            "messages must be a list of ChatMessage, or of mappings like {'role': 'user', 'content': 'Hello'}, "
+            f"not {type(messages).__name__}."
+        )
+    return [_as_chat_message(message, f"messages[{position}]") for position, message in enumerate(messages)]
+
+
+def _as_chat_message(message: Any, where: str) -> ChatMessage:
+    if not isinstance(message, ChatMessage | Mapping):
+        raise InvalidRequestError(f"{where} must be a ChatMessage or a mapping, not {type(message).__name__}.")
+    try:
+        return ChatMessage.model_validate(message)
+    except ValidationError as error:
+        raise InvalidRequestError(validation_message(where, error)) from None
 
 
 def with_system_prompt(messages: Sequence[ChatMessage], system_prompt: str | None) -> list[ChatMessage]:
