@@ -41,13 +41,18 @@ class Registry:
             others = [other for other in self._llms.values() if other.usable and other.config.model == llm.config.model]
             self._llms[key] = llm
         if others:
-            _tell_apart(llm, others[-1])
+            _tell_apart(llm, others)
         return llm
 
 
-def _tell_apart(llm: LLM, other: LLM) -> None:
-    earlier = dict(other.identity)
-    differing = [f"{name}={value!r}, not {earlier[name]!r}" for name, value in llm.identity if value != earlier[name]]
+def _tell_apart(llm: LLM, others: list[LLM]) -> None:
+    """Say what the options differ in from the most similar ones."""
+    pairs = [zip(llm.identity, other.identity, strict=True) for other in others]
+    differences = [
+        [f"{name}={value!r}, not {earlier!r}" for (name, value), (_, earlier) in pair if value != earlier]
+        for pair in pairs
+    ]
+    differing = min(differences, key=len)
     logger.warning(
         "%s is used with other options a second time in this process (%s): that takes another engine, with weights and "
         "KV cache of its own.",
