@@ -254,7 +254,7 @@ class LLM(ServedModel):
         template = self.chat_template
         text = template.render_text(messages, tools, add_generation_prompt, continue_final_message, **variables)
         if must_fit:
-            check_text_length(text, self.tokenizer, self.max_model_len)
+            check_text_length(text, self.tokenizer, self.max_model_len, self.model_limit)
         return template.encode(text)
 
     def _render(self, messages: Messages, options: Mapping[str, Any]) -> list[int]:
@@ -346,11 +346,12 @@ class LLM(ServedModel):
             params,
             self.tokenizer,
             self.max_model_len,
+            model_limit=self.model_limit,
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
         )
-        check_request(prepared.request, self.spec.vocab_size, self.max_model_len)
+        check_request(prepared.request, self.spec.vocab_size, self.max_model_len, self.model_limit)
         return prepared
 
     def _run(self, requests: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:

@@ -99,6 +99,7 @@ def prepare(
     tokenizer: Tokenizer,
     max_model_len: int,
     *,
+    model_limit: int | None = None,
     request_id: str | None = None,
     priority: int = 0,
     cache_salt: str | None = None,
@@ -109,7 +110,7 @@ def prepare(
         InvalidRequestError: The prompt is empty or no prompt at all.
         PromptTooLongError: It is a text for which :func:`check_text_length` finds no room in ``max_model_len`` tokens.
     """
-    text, token_ids, packed = _tokenize(prompt, tokenizer, max_model_len)
+    text, token_ids, packed = _tokenize(prompt, tokenizer, max_model_len, model_limit)
     request = Request(
         request_id=request_id or uuid.uuid4().hex,
         prompt_token_ids=packed,
@@ -128,7 +129,7 @@ def are_long(prompts: Sequence[Prompt]) -> bool:
     return sum(len(text) for text in texts if isinstance(text, str)) > _LONG_TEXT
 
 
-def check_text_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+def check_text_length(text: str, tokenizer: Tokenizer, max_model_len: int, model_limit: int | None = None) -> None:
     """Refuse a text that is far too long before a second is spent on tokenizing it.
 
     Raises:
@@ -137,21 +138,23 @@ def check_text_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> No
     if len(text) > _SHORT_FOR_CONTEXT * max_model_len:
         fewest = tokenizer.fewest_tokens(text)
         if fewest >= max_model_len:
-            raise too_long(f"{len(text)} characters, which are {fewest} tokens or more", max_model_len)
+            raise too_long(f"{len(text)} characters, which are {fewest} tokens or more", max_model_len, model_limit)
 
 
-def _tokenize(prompt: Prompt, tokenizer: Tokenizer, max_model_len: int) -> tuple[str | None, list[int], array[int]]:
+def _tokenize(
+    prompt: Prompt, tokenizer: Tokenizer, max_model_len: int, model_limit: int | None
+) -> tuple[str | None, list[int], array[int]]:
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return None, *_token_ids(prompt["prompt_token_ids"])
         if "prompt" in prompt and not isinstance(prompt["prompt"], Mapping):
-            return _tokenize(prompt["prompt"], tokenizer, max_model_len)
+            return _tokenize(prompt["prompt"], tokenizer, max_model_len, model_limit)
         hint = " Messages go to chat()." if "role" in prompt else ""
         raise InvalidRequestError(
             f"A prompt given as a dict needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}.{hint}"
         )
     if isinstance(prompt, str):
-        check_text_length(prompt, tokenizer, max_model_len)
+        check_text_length(prompt, tokenizer, max_model_len, model_limit)
         token_ids = tokenizer.encode(prompt)
         if not token_ids:
             raise InvalidRequestError("The prompt is empty: it must have at least one token.")

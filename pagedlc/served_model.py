@@ -23,7 +23,7 @@ from pagedlc_engine import heap
 from pagedlc_engine.client import EngineClient
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.device import settled
-from pagedlc_engine.engine import check_max_model_len
+from pagedlc_engine.engine import check_max_model_len, model_limit
 from pagedlc_engine.errors import MAKE_ANEW, ConfigError, EngineClosedError
 from pagedlc_engine.hosts import EngineHost, start_host
 from pagedlc_engine.model import ModelSpec, read_spec
@@ -59,6 +59,8 @@ class ServedModel:
         self.config = EngineConfig.create(model=self._files.path, **engine_options)
         self.spec: ModelSpec = read_spec(self._files.path, self.config.load_format)
         self._max_model_len = check_max_model_len(self.config, self.spec)
+        #: The greatest ``max_model_len`` that the model allows.
+        self.model_limit = model_limit(self.spec)
         self._use_tqdm = use_tqdm
         self._tokenizer_source = tokenizer
         self._chat_template_source = chat_template

@@ -30,7 +30,7 @@ from pagedlc_engine.scheduler import Scheduler
 from pagedlc_engine.stats import EngineStats
 from pagedlc_engine.threads import StepThreads, usual_threads
 
-__all__ = ["Engine", "Progress", "build_engine", "check_max_model_len", "failed_delta"]
+__all__ = ["Engine", "Progress", "build_engine", "check_max_model_len", "failed_delta", "model_limit"]
 
 #: Called with (done, total) while weights load.
 Progress = Callable[[int, int], None]
@@ -329,11 +329,16 @@ def check_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
     """
     if config.max_model_len is None:
         return spec.max_position_embeddings
-    scaling = spec.rope.scaling or {}
-    stretch = float(str(scaling["factor"])) if scaling.get("type") == "dynamic" else 1.0
-    longest = int(spec.max_position_embeddings * stretch)
+    longest = model_limit(spec)
     if config.max_model_len > longest:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the model was made for at most {longest} tokens."
         )
     return config.max_model_len
+
+
+def model_limit(spec: ModelSpec) -> int:
+    """The longest prompt plus answer in tokens that may be asked for."""
+    scaling = spec.rope.scaling or {}
+    stretch = float(str(scaling["factor"])) if scaling.get("type") == "dynamic" else 1.0
+    return int(spec.max_position_embeddings * stretch)

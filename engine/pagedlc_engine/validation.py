@@ -17,13 +17,14 @@ __all__ = ["GREATEST_BIAS", "bias_arrays", "check_request", "too_long"]
 GREATEST_BIAS = 1e30
 
 
-def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
+def check_request(request: Request, vocab_size: int, max_model_len: int, model_limit: int | None = None) -> None:
     """Check token ids and lengths against the model.
 
     Args:
         request: The request.
         vocab_size: Token ids must be below this.
         max_model_len: Prompt and answer together must not be longer; one token of answer must fit.
+        model_limit: The longest that the model itself allows, where that is known; for the error's advice.
 
     Raises:
         InvalidRequestError: The prompt is empty, a token id is not in the vocabulary, or a field has a wrong type.
@@ -34,7 +35,7 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
     if count == 0:
         raise InvalidRequestError("The prompt is empty: it must have at least one token.")
     if count >= max_model_len:
-        raise too_long(f"{count} tokens", max_model_len)
+        raise too_long(f"{count} tokens", max_model_len, model_limit)
     _check_ids("prompt_token_ids", request.prompt_token_ids, vocab_size)
     if request.params.stop_token_ids:
         _check_ids("stop_token_ids", request.params.stop_token_ids, vocab_size)
@@ -44,12 +45,17 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
         _check_ids("bad_words", word, vocab_size)
 
 
-def too_long(length: str, max_model_len: int) -> PromptTooLongError:
-    """The error of a prompt of this length."""
+def too_long(length: str, max_model_len: int, model_limit: int | None = None) -> PromptTooLongError:
+    """The error of a prompt of this length; of what may be raised it says only what the model allows."""
+    if model_limit is None:
+        advice = "Shorten it, or raise max_model_len or the KV cache's memory if the model allows."
+    elif max_model_len < model_limit:
+        advice = f"Shorten it, or raise max_model_len (to at most {model_limit}) or the KV cache's memory."
+    else:
+        advice = "Shorten it: the model was made for no more."
     return PromptTooLongError(
         f"The prompt has {length}, but at most {max_model_len - 1} tokens leave room for an answer "
-        f"(max_model_len is {max_model_len}). Shorten it, or raise max_model_len or the KV cache's memory if the "
-        "model allows."
+        f"(max_model_len is {max_model_len}). {advice}"
     )
 
 

@@ -106,7 +106,13 @@ def test_what_is_wrong_with_a_request_is_said_before_anything_is_loaded(
 
 def test_a_prompt_that_cannot_fit_is_refused_with_the_sizes(tmp_path: Path) -> None:
     llm = tiny_llm(tmp_path)
-    with pytest.raises(PromptTooLongError, match=r"600 tokens.*511"):
+    with pytest.raises(PromptTooLongError, match=r"600 tokens.*511.*Shorten it: the model was made for no more\.$"):
+        llm.generate([[1] * 600], SamplingParams(max_tokens=2))
+
+
+def test_what_the_model_allows_is_advised(tmp_path: Path) -> None:
+    llm = tiny_llm(tmp_path, max_model_len=100)
+    with pytest.raises(PromptTooLongError, match=r"max_model_len is 100.*raise max_model_len \(to at most 512\)"):
         llm.generate([[1] * 600], SamplingParams(max_tokens=2))
 
 
