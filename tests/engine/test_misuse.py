@@ -239,7 +239,8 @@ def test_what_comes_after_a_stop_string_fails_no_answer(llm: LLM) -> None:
 def test_what_was_finished_before_a_request_failed_is_not_lost(tmp_path: Path) -> None:
     fine = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     impossible = SamplingParams(logit_bias=dict.fromkeys(range(258), float("-inf")))
-    prompts, params = [[1], [2], [3], [4]], [fine, fine, impossible, fine]
+    long = fine.model_copy(update={"max_tokens": 400})  # not done before the failure is seen
+    prompts, params = [[1], [2], [3], [4]], [fine, fine, impossible, long]
     with tiny_llm(tmp_path, max_num_seqs=1) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(prompts[:2], fine)]
         for ask in (llm.generate, lambda *given: asyncio.run(llm.agenerate(*given))):
