@@ -84,7 +84,7 @@ def own_logprobs(own: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str,
     left = dict(own)
     if type(overrides.get("logprobs")) is int:
         left["top_logprobs"] = None
-    if overrides.get("top_logprobs") is not None and type(own["logprobs"]) is int:
+    if overrides.get("top_logprobs") is not None and type(own["logprobs"]) in (bool, int):
         left["logprobs"] = None
     return left
 

@@ -34,7 +34,7 @@ def openai_tools(tools: Sequence[ToolLike], strict: bool | None = None) -> list[
     Raises:
         InvalidRequestError: One cannot be read as a tool, or they are no list.
     """
-    if isinstance(tools, str | Mapping | type) or not isinstance(tools, Iterable):
+    if isinstance(tools, str | Mapping | type | BaseTool) or not isinstance(tools, Iterable):
         raise InvalidRequestError(f"tools must be a list of tools, not {tools!r:.80}.")
     return [_openai_tool(tool, strict) for tool in tools]
 

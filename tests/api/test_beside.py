@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,6 +39,29 @@ def test_result_error_and_context_come_back() -> None:
             await in_thread(fail)
 
     asyncio.run(main())
+
+
+def test_what_ends_an_iteration_ends_no_wait() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(in_thread(lambda: next(iter(()))))
+
+
+def test_a_failed_call_holds_nothing_back() -> None:
+    class Held:
+        def fail(self) -> None:
+            raise LookupError
+
+    async def fail() -> weakref.ref[Held]:
+        held = Held()
+        with pytest.raises(LookupError):
+            await in_thread(held.fail)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert asyncio.run(fail())() is None
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_task_does_not_wait_for_its_thread() -> None:
