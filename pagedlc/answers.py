@@ -38,7 +38,8 @@ class AnswerReader:
         before = self._detokenizer.num_tokens
         # A grammar may also be complete with an ordinary token, which belongs to the text.
         ended_by_token = delta.finish_reason == "stop" and delta.token_ids[-1:] in self._stop_tokens
-        feed = self._detokenizer.feed if delta.finish_reason is None else self._detokenizer.feed_last
+        goes_on = delta.finish_reason in (None, "error")  # nothing finishes the text of an answer that failed
+        feed = self._detokenizer.feed if goes_on else self._detokenizer.feed_last
         text = feed(delta.token_ids, stop_token=ended_by_token)
         count = self._detokenizer.num_tokens - before
         stop_reason: int | str | None = None

@@ -61,19 +61,19 @@ class RequestBatch:
         """What deltas add to the answers; an answer that a stop string completes is aborted in the engine.
 
         Raises:
-            PagedLCError: A request's error.
+            PagedLCError: A request's error, after what came before it.
         """
         for delta in deltas:
-            if delta.error is not None:
-                if self._readers[delta.request_id].finished:  # by a stop string, and the engine was a token ahead
-                    continue
-                raise self._named(own_copy(delta.error), delta.request_id)
             chunk = self._readers[delta.request_id].read(delta)
-            if chunk is None:
+            if chunk is None:  # of an answer that a stop string completed: the engine was a token ahead
                 continue
             if chunk.finish_reason is not None and delta.finish_reason is None:
                 self._handles[delta.request_id].abort(delta.index)
-            yield chunk
+            error = delta.error if chunk.finish_reason is None else None
+            if error is None or chunk.token_ids:
+                yield chunk
+            if error is not None:
+                raise self._named(own_copy(error), delta.request_id)
 
     def _named(self, error: PagedLCError, request_id: str) -> PagedLCError:
         """The error of one request among several says whose it is."""

@@ -7,6 +7,7 @@ import copy
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from pagedlc import (
     UnsupportedModelError,
 )
 from pagedlc.registry import Registry
+from pagedlc_engine.client import Mailbox
+from pagedlc_engine.request import TokenDelta
 
 
 @pytest.fixture
@@ -234,6 +237,34 @@ def test_what_comes_after_a_stop_string_fails_no_answer(llm: LLM) -> None:
     for _ in range(10):
         (answer,) = llm.generate([[1]], params)[0].outputs
         assert (answer.text, answer.finish_reason) == ("c", "stop")
+
+
+@pytest.fixture
+def slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads finds all that the engine made in one piece."""
+    take = Mailbox.take
+
+    def take_late(mailbox: Mailbox) -> list[TokenDelta]:
+        time.sleep(0.1)
+        return take(mailbox)
+
+    monkeypatch.setattr(Mailbox, "take", take_late)
+
+
+@pytest.mark.usefixtures("slow_reader")
+def test_a_stop_string_counts_that_comes_in_one_piece_with_an_error(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=9, stop=["a"], structured_outputs={"regex": "ca7"}, bad_words=["7"])
+    (answer,) = llm.generate([[1]], params)[0].outputs
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("c", [66, 64], "stop")
+
+
+@pytest.mark.usefixtures("slow_reader")
+def test_a_stream_shows_what_came_before_an_error(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=9, structured_outputs={"regex": "ca7"}, bad_words=["7"])
+    seen: list[str] = []
+    with pytest.raises(InvalidRequestError, match="No token is left"):
+        seen.extend(chunk.text for chunk in llm.generate_stream([1], params))
+    assert "".join(seen) == "ca"
 
 
 def test_what_was_finished_before_a_request_failed_is_not_lost(tmp_path: Path) -> None:
