@@ -125,8 +125,8 @@ def _check_process(owner: int) -> None:
 class RequestHandle:
     """A submitted request; iterate it (``for`` or ``async for``) to get its deltas.
 
-    Iteration raises the request's error, if it has one. Closing the handle, or dropping it, gives the request
-    up and frees its KV blocks within one step.
+    Iteration raises the request's error, if it has one, after what came before it. Closing the handle, or dropping it,
+    gives the request up and frees its KV blocks within one step.
     """
 
     def __init__(self, client: EngineClient, request_id: str, key: str, mailbox: Mailbox) -> None:
@@ -156,11 +156,14 @@ class RequestHandle:
         self.close()
 
 
-def _checked(deltas: list[TokenDelta]) -> list[TokenDelta]:
+def _checked(deltas: list[TokenDelta]) -> Iterator[TokenDelta]:
     for delta in deltas:
-        if delta.error is not None:
-            raise own_copy(delta.error)
-    return deltas
+        if delta.error is None:
+            yield delta
+            continue
+        if delta.token_ids:
+            yield replace(delta, finish_reason=None, error=None)
+        raise own_copy(delta.error)
 
 
 @dataclass(slots=True)

@@ -150,6 +150,18 @@ def test_closing_the_engine_ends_running_requests_with_an_error(llm: LLM) -> Non
         llm.generate([[1]])
 
 
+def test_a_handle_shows_what_came_before_an_error(llm: LLM) -> None:
+    client = llm.load()._ready()
+    seven, *_ = llm.tokenizer.encode("7", add_special_tokens=False)
+    no_way_on = params(9, structured_outputs={"regex": "ca7"}, bad_words=["7"])
+    handle = client.submit(Request("mine", [1], no_way_on, bad_words_token_ids=((seven,),)))
+    eventually(lambda: all_blocks_free(llm))  # all deltas are there, and come in one piece
+    seen: list[int] = []
+    with pytest.raises(InvalidRequestError, match="No token is left"):
+        seen.extend(token for delta in handle for token in delta.token_ids)
+    assert llm.tokenizer.decode(seen) == "ca"
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_closing_the_engine_in_the_middle_of_a_call_ends_the_call(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, before: bool
