@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pagedlc.batch import RequestBatch
-from pagedlc.beside import in_thread
 from pagedlc.messages import Messages, conversations, is_conversation
 from pagedlc.outputs import CompletionChunk, RequestOutput
 from pagedlc.prefix import PrefixExplanation, explain
@@ -396,7 +395,7 @@ class LLM(ServedModel):
     async def _amake(self, make: Callable[[], _Made], is_long: bool) -> _Made:
         """What ``make`` makes of text, in a thread where that takes a while."""
         await self._aread_text_parts()
-        return await in_thread(make) if is_long else make()
+        return await self.beside.run(make) if is_long else make()
 
     async def _astream(
         self, prepare: Callable[[], PreparedRequest], is_long: bool, whole: bool = False

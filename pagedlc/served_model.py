@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 
 from tqdm import tqdm
 
-from pagedlc.beside import in_thread
+from pagedlc.beside import Beside
 from pagedlc.chat import ChatTemplate
 from pagedlc.foreign import engine_options_of
 from pagedlc.interruption import RunningAnswers
@@ -68,6 +68,8 @@ class ServedModel:
         self._text: tuple[Tokenizer, ChatTemplate] | None = None
         self._client: EngineClient | None = None
         self._history = PrefixHistory()
+        #: Where calls from an event loop do what takes a while.
+        self.beside = Beside()
         #: Answers that can be interrupted; see :mod:`pagedlc.turns`.
         self.running = RunningAnswers()
         #: Others use this LLM, too: leaving a ``with`` block does not close it.
@@ -165,10 +167,10 @@ class ServedModel:
 
     async def _aread_text_parts(self) -> None:
         if self._text is None:
-            await in_thread(self._text_parts)
+            await self.beside.run(self._text_parts)
 
     async def _aready(self) -> EngineClient:
-        return self._ready() if self._client is not None else await in_thread(self._ready)
+        return self._ready() if self._client is not None else await self.beside.run(self._ready)
 
     def close(self) -> None:
         """Stop the engine and free its memory; running requests end with an :class:`EngineClosedError`.

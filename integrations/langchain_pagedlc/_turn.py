@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from langchain_pagedlc._results import Describer
 from pagedlc import LLM, InvalidRequestError, SamplingParams, StructuredOutputsParams
-from pagedlc.beside import in_thread
 from pagedlc.tools import ChatTurn, TurnDelta
 from pagedlc.turns import Interruption, astream_turn, stream_turn
 
@@ -88,5 +87,5 @@ class ChatCall:
         self, llm: LLM, messages: Sequence[Mapping[str, Any]], *, whole: bool = False
     ) -> AsyncGenerator[TurnDelta, None]:
         """:meth:`stream` for asyncio, once awaited. Long prompts are tokenized beside the loop, not on it."""
-        turn = await in_thread(partial(self.turn, llm, messages))
+        turn = await llm.beside.run(partial(self.turn, llm, messages))
         return astream_turn(llm, turn, self.params, self.interruption, whole=whole, **self.request_options)

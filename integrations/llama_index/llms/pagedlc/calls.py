@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 import pagedlc
 from llama_index.llms.pagedlc.responses import Answer, AnswerCollector
 from llama_index.llms.pagedlc.text import TextTurn
-from pagedlc.beside import in_thread
 from pagedlc.tools import ChatTurn, TurnDelta
 from pagedlc.turns import Interruption, astream_turn, stream_turn
 from pagedlc_engine.errors import InvalidRequestError
@@ -86,7 +85,7 @@ def answer(llm: pagedlc.LLM, call: Call) -> Answer:
 async def aanswer(llm: pagedlc.LLM, call: Call) -> Answer:
     """Await the whole answer; cancelling the task ends the request."""
     # In a thread: rendering takes a while for long conversations, and reading the tokenizer the first time.
-    asked = await in_thread(partial(_ask, llm, call))
+    asked = await llm.beside.run(partial(_ask, llm, call))
     async with aclosing(asked.adeltas(whole=True)) as deltas:
         async for delta in deltas:
             asked.collector.add(delta)
@@ -114,7 +113,7 @@ def stream(llm: pagedlc.LLM, call: Call, convert: Callable[[Answer], R]) -> Gene
 async def astream(llm: pagedlc.LLM, call: Call, convert: Callable[[Answer], R]) -> AsyncGenerator[R, None]:
     """As :func:`stream`, for ``async for``."""
     _refuse_several_answers(call)
-    asked = await in_thread(partial(_ask, llm, call))
+    asked = await llm.beside.run(partial(_ask, llm, call))
 
     async def parts() -> AsyncGenerator[R, None]:
         async with aclosing(asked.adeltas()) as deltas:
