@@ -57,7 +57,8 @@ class EngineThread:
     def close(self, timeout: float | None = None) -> None:
         """See :class:`~pagedlc_engine.hosts.EngineHost`."""
         self._inbox.put(None)
-        if threading.current_thread() is not self._thread:
+        # It never ran if the system had no more threads.
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(timeout)
 
 

@@ -7,6 +7,7 @@ import gc
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,25 @@ def llm(tmp_path: Path) -> Iterator[LLM]:
 
 def test_32_threads_and_200_tasks_share_an_engine_and_no_block_is_lost(llm: LLM) -> None:
     let_a_crowd_share(llm, llm, num_threads=32, num_tasks=200, cancel_every=4)
+
+
+def test_an_engine_whose_thread_cannot_start_can_be_loaded_later(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: list[object] = []
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "pagedlc-engine":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", ignored.append)
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            llm.load()
+        gc.collect()
+    assert not ignored
+    assert llm.generate([[1, 2, 3]], params(2))[0].outputs[0].token_ids
 
 
 def test_closing_a_stream_frees_its_blocks(llm: LLM) -> None:
