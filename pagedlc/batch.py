@@ -87,13 +87,17 @@ class RequestBatch:
         Raises:
             PagedLCError: A request's error, with the ``outputs`` of those that were finished.
         """
-        failed_last = sorted(deltas, key=lambda delta: delta.error is not None)
-        try:
-            ended = [chunk.request_id for chunk in self.chunks(failed_last) if chunk.finish_reason is not None]
-        except PagedLCError as error:
-            error.outputs = [reader.result() if reader.finished else None for reader in self._readers.values()]
-            raise
-        return sum(self._readers[request_id].finished for request_id in set(ended))
+        ended: set[str] = set()
+        errors: list[PagedLCError] = []
+        for delta in deltas:  # all of them: others may finish in the same piece
+            try:
+                ended.update(chunk.request_id for chunk in self.chunks([delta]) if chunk.finish_reason is not None)
+            except PagedLCError as error:
+                errors.append(error)
+        if errors:
+            errors[0].outputs = [reader.result() if reader.finished else None for reader in self._readers.values()]
+            raise errors[0]
+        return sum(self._readers[request_id].finished for request_id in ended)
 
     def results(self) -> list[RequestOutput]:
         """What has been read so far, in the order of the requests."""

@@ -259,6 +259,21 @@ def test_a_stop_string_counts_that_comes_in_one_piece_with_an_error(llm: LLM) ->
 
 
 @pytest.mark.usefixtures("slow_reader")
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_stop_string_counts_whichever_of_the_prompts_failed_before(llm: LLM, finished: int) -> None:
+    failing = SamplingParams(max_tokens=9, stop=["z"], structured_outputs={"regex": "ca7"}, bad_words=["7"])
+    params = [failing, failing]
+    params[finished] = failing.model_copy(update={"stop": ["a"]})
+    with pytest.raises(InvalidRequestError, match=f"Prompt {1 - finished}: No token is left") as caught:
+        llm.generate([[1], [1]], params)
+    outputs = caught.value.outputs
+    assert outputs is not None
+    assert [output and output.outputs[0].text for output in outputs] == [
+        "c" if at == finished else None for at in (0, 1)
+    ]
+
+
+@pytest.mark.usefixtures("slow_reader")
 def test_a_stream_shows_what_came_before_an_error(llm: LLM) -> None:
     params = SamplingParams(max_tokens=9, structured_outputs={"regex": "ca7"}, bad_words=["7"])
     seen: list[str] = []
