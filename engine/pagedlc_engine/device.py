@@ -127,19 +127,36 @@ def settled(config: EngineConfig) -> EngineConfig:
     Only what can be said at once: nothing is compiled, no CUDA context is made, and the model is not looked at.
     """
     # Unlike is_available(), device_count() leaves the driver alone, so that this process can still be forked.
-    if config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.device_count()):
-        return config.model_copy(update={"max_num_seqs": config.max_num_seqs or GPU_MAX_NUM_SEQS})
-    cpu = torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and gpus)
+    device = torch.device("cuda" if on_gpu else "cpu")
+    own = _settled_on_gpu(config, gpus) if on_gpu else _settled_on_cpu(config)
     return config.model_copy(
         update={
-            "device": "cpu",
-            "dtype": str(_dtype(config, cpu)).removeprefix("torch."),
-            "block_size": config.block_size or CPU_BLOCK_SIZE,
-            "max_num_seqs": max_num_seqs(config, cpu),
-            "max_num_batched_tokens": config.max_num_batched_tokens or CPU_STEP_TOKENS,
-            **{name: EngineConfig.model_fields[name].default for name in GPU_ONLY},
+            "dtype": str(_dtype(config, device)).removeprefix("torch."),
+            "max_num_seqs": max_num_seqs(config, device),
+            **own,
         }
     )
+
+
+def _settled_on_gpu(config: EngineConfig, gpus: int) -> dict[str, object]:
+    tiles = config.attention_backend != "torch"
+    return {
+        "device": "cuda" if config.device == "auto" or (config.device == "cuda:0" and gpus == 1) else config.device,
+        "block_size": config.block_size or (GPU_BLOCK_SIZE if tiles else CPU_BLOCK_SIZE),
+        "attention_backend": "triton" if tiles else "torch",
+        "quantization": None if config.quantization == "auto" else config.quantization,
+    }
+
+
+def _settled_on_cpu(config: EngineConfig) -> dict[str, object]:
+    return {
+        "device": "cpu",
+        "block_size": config.block_size or CPU_BLOCK_SIZE,
+        "max_num_batched_tokens": config.max_num_batched_tokens or CPU_STEP_TOKENS,
+        **{name: EngineConfig.model_fields[name].default for name in GPU_ONLY},
+    }
 
 
 def _native(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Library | None:

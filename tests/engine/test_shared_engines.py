@@ -43,6 +43,30 @@ def test_options_that_change_nothing_share_the_engine(
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    ("gpus", "options", "shares"),
+    [
+        (1, {"device": "cuda"}, True),
+        (1, {"device": "cuda:0"}, True),
+        (2, {"device": "cuda:0"}, False),
+        (1, {"device": "cuda:1"}, False),
+        (1, {"device": "cpu"}, False),
+        (1, {"dtype": "bfloat16", "block_size": 64, "max_num_seqs": 256, "attention_backend": "triton"}, True),
+        (1, {"quantization": None}, True),
+        (1, {"attention_backend": "torch"}, False),
+        (1, {"dtype": "float16"}, False),
+    ],
+    ids=str,
+)
+def test_engines_on_a_gpu_are_shared_alike(
+    model: str, gpus: int, options: dict[str, Any], shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    registry = Registry()
+    held = registry.get(model, load_format="dummy", num_blocks=50)
+    assert (registry.get(model, load_format="dummy", num_blocks=50, **options) is held) is shares
+
+
 def test_other_options_take_another_engine_and_the_log_names_them(model: str, caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry()
     held = registry.get(model, **OPTIONS)
