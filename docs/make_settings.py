@@ -31,7 +31,8 @@ at most 512 tokens unless told otherwise, whichever class is asked: `LLM` (`Samp
 
 Where an option has two names, or two places (a keyword and `vllm_kwargs`), and a model is given both, they must have
 the same value: otherwise the error names both. What a call brings goes before what is the model's, whichever name is
-used. In LangChain, replace what was bound under the name it was bound with.
+used. In LangChain, replace what was bound under the name it was bound with. In LlamaIndex's `Vllm` a keyword of the
+stock class whose value is the default counts as left out.
 """
 
 

@@ -14,7 +14,7 @@ from pagedlc_engine.config import EngineConfig, check_option_names
 from pagedlc_engine.errors import ConfigError
 from pagedlc_engine.request import SamplingParams
 
-__all__ = ["FOREIGN_OPTIONS", "check_names", "check_nested", "engine_options_of", "refuse_foreign"]
+__all__ = ["FOREIGN_OPTIONS", "check_names", "check_nested", "engine_options_of", "named_options", "refuse_foreign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,27 @@ def check_nested(inside: str, options: Any, offered: Collection[str], keywords: 
         keywords: What may stand beside it.
 
     Raises:
-        ConfigError: It is no mapping, or it holds an option that is unknown or belongs beside it.
+        ConfigError: It is no mapping of names, or it holds an option that is unknown or belongs beside it.
     """
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{inside} must be a mapping of option names to values, not {type(options).__name__}.")
-    for name in options:
+    for name in named_options(inside, options):
         if name in keywords and name not in offered and name not in FOREIGN_OPTIONS:
             kind = "a sampling parameter" if name in SamplingParams.model_fields else "no engine option"
             raise ConfigError(f"{name} is {kind}: give it as a keyword of its own, not inside {inside}.")
     check_names(options, offered)
+
+
+def named_options(inside: str, options: Any) -> Mapping[str, Any]:
+    """The options inside another one.
+
+    Raises:
+        ConfigError: It is no mapping, or a key is no string.
+    """
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{inside} must be a mapping of option names to values, not {type(options).__name__}.")
+    for name in options:
+        if not isinstance(name, str):
+            raise ConfigError(f"{inside} must be a mapping of option names to values, but {name!r} is no name.")
+    return options
 
 
 def engine_options_of(options: Mapping[str, Any]) -> dict[str, Any]:

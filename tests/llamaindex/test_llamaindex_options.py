@@ -116,6 +116,8 @@ def test_vllm_options_that_change_nothing_are_taken(
         ),
         ({"seed": 1, "sampling_kwargs": {"seed": 2}}, r"seed=1 and sampling_kwargs\['seed'\]=2"),
         ({"vllm_kwargs": ["block_size"]}, "vllm_kwargs must be a mapping"),
+        ({"vllm_kwargs": {5: 1}}, "vllm_kwargs must be a mapping .*, but 5 is no name"),
+        ({"sampling_kwargs": {5: 1}}, "sampling_kwargs must be a mapping .*, but 5 is no name"),
         ({"vllm_kwargs": {"temperature": 0}}, r"^temperature is a sampling parameter: .*keyword of its own"),
         ({"vllm_kwargs": {"max_new_tokens": 1}}, r"^max_new_tokens is no engine option: .*keyword of its own"),
         ({"additional_kwargs": {"temperature": 0}}, r"additional_kwargs=.*keywords of their own"),
@@ -269,6 +271,8 @@ def test_model_copy_applies_and_checks_changes(engines: list[Any]) -> None:
     assert llm.temperature == 0.3
     with pytest.raises(InvalidRequestError, match="temperature"):
         llm.model_copy(update={"temperature": -1})
+    with pytest.raises(ConfigError, match=r"^sampling_kwargs must be a mapping"):
+        llm.model_copy(update={"sampling_kwargs": 5})
     settings = Vllm(**SETTINGS, seed=1, vllm_kwargs={"seed": 3})
     copied = settings.model_copy(update={"max_tokens": 4, "seed": 2, "max_model_len": 128})
     assert (copied.max_new_tokens, copied.stop) == (4, ["\n"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedlc import LLM, SamplingParams
-from pagedlc.foreign import check_names, check_nested, refuse_foreign
+from pagedlc.foreign import check_names, check_nested, named_options, refuse_foreign
 from pagedlc.option_names import settle
 from pagedlc.turns import Interruption
 from pagedlc_engine.config import EngineConfig
@@ -118,7 +118,7 @@ def merge_sampling(
     Raises:
         ConfigError: One was given twice with different values.
     """
-    nested = _mapping("sampling_kwargs", sampling_kwargs)
+    nested = named_options("sampling_kwargs", sampling_kwargs)
     given = [*_as_written(fields), *_as_written(keywords), *_as_written(nested, "sampling_kwargs")]
     return settle((_OTHER_NAMES.get(name, name), written, value) for name, written, value in given)
 
@@ -129,21 +129,21 @@ def updated_settings(settings: Mapping[str, Any], update: Mapping[str, Any]) -> 
     Args:
         settings: Its fields.
         update: Keywords of the constructor.
+
+    Raises:
+        ConfigError: Options inside another one are no mapping of names.
     """
-    changed = {_OTHER_NAMES.get(name, name) for name in [*update, *(update.get("sampling_kwargs") or {})]}
-    engine = {*update, *(update.get("vllm_kwargs") or {})} - SamplingParams.model_fields.keys()
+    sampling, nested = (
+        named_options(inside, update.get(inside) or {}) for inside in ("sampling_kwargs", "vllm_kwargs")
+    )
+    changed = {_OTHER_NAMES.get(name, name) for name in [*update, *sampling]}
+    engine = {*update, *nested} - SamplingParams.model_fields.keys()
     return {
         **{name: value for name, value in settings.items() if name not in changed | engine},
         "vllm_kwargs": {name: value for name, value in settings["vllm_kwargs"].items() if name not in engine},
         "sampling_kwargs": {name: value for name, value in settings["sampling_kwargs"].items() if name not in changed},
         **update,
     }
-
-
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a mapping of option names to values, not {type(value).__name__}.")
-    return value
 
 
 def _as_written(options: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, str, Any]]:
