@@ -360,6 +360,7 @@ class EngineClient:
         with self._lock:
             if self._ended is None:
                 self._ended = error
+            self._stats = self._stats.ended()
             unfinished, self._pending = self._pending, {}
             self._keys.clear()
             unanswered, self._queries = self._queries, {}

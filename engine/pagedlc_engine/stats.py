@@ -45,3 +45,14 @@ class EngineStats:
     def prefix_cache_hit_rate(self) -> float:
         """Fraction of prompt tokens that came from the prefix cache, 0 to 1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def ended(self) -> EngineStats:
+        """The same once the engine has ended: sums since its start, nothing running and no memory."""
+        return EngineStats(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generation_tokens=self.generation_tokens,
+            num_preemptions=self.num_preemptions,
+            num_steps=self.num_steps,
+            max_num_seqs=self.max_num_seqs,
+        )

@@ -254,6 +254,9 @@ def test_a_killed_process_fails_its_requests_and_later_ones(own: tuple[LLM, int]
         llm.explain_prefix([1, 2, 3])
     assert not llm.usable
     assert pid not in engine_processes()
+    stats = llm.stats()
+    assert (stats.num_running, stats.num_blocks, stats.tokens_per_second) == (0, 0, 0.0)
+    assert stats.prompt_tokens == 3
 
 
 def test_a_process_that_ends_before_its_client_is_there_fails_its_requests(folder: Path) -> None:
