@@ -22,7 +22,7 @@ from pagedlc.tokenizer_folder import has_code
 from pagedlc_engine import heap
 from pagedlc_engine.client import EngineClient
 from pagedlc_engine.config import EngineConfig
-from pagedlc_engine.device import settled
+from pagedlc_engine.device import check_hardware, settled
 from pagedlc_engine.engine import check_max_model_len, model_limit
 from pagedlc_engine.errors import MAKE_ANEW, ConfigError, EngineClosedError
 from pagedlc_engine.hosts import EngineHost, start_host
@@ -57,6 +57,7 @@ class ServedModel:
         here = is_local(model)
         self._files: ModelFiles = resolve_model(model, revision, weights=self._needs_weights and here)
         self.config = EngineConfig.create(model=self._files.path, **engine_options)
+        check_hardware(self.config)
         self.spec: ModelSpec = read_spec(self._files.path, self.config.load_format)
         self._max_model_len = check_max_model_len(self.config, self.spec)
         #: The greatest ``max_model_len`` that the model allows.

@@ -19,6 +19,7 @@ from pagedlc_engine.native import Library, NativeAttention, load_library, unsupp
 
 __all__ = [
     "Placement",
+    "check_hardware",
     "kv_block_size",
     "max_num_seqs",
     "num_kv_blocks",
@@ -117,8 +118,26 @@ def kv_block_size(config: EngineConfig) -> int:
     """Tokens per KV block; known without looking at a model, or at what the machine can compile."""
     if config.block_size is not None:
         return config.block_size
-    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
-    return GPU_BLOCK_SIZE if on_gpu and config.attention_backend != "torch" else CPU_BLOCK_SIZE
+    return GPU_BLOCK_SIZE if _on_gpu(config) and config.attention_backend != "torch" else CPU_BLOCK_SIZE
+
+
+def _on_gpu(config: EngineConfig) -> bool:
+    # Unlike is_available(), device_count() leaves the driver alone, so that this process can still be forked.
+    return config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.device_count() > 0)
+
+
+def check_hardware(config: EngineConfig) -> None:
+    """Refuse what this machine cannot do; only what can be said at once, without a CUDA context.
+
+    Raises:
+        ConfigError: The options ask for hardware that is not there, or for things that do not go together.
+    """
+    _check_number(config.device, torch.cuda.device_count())
+    device = torch.device("cuda" if _on_gpu(config) else "cpu")
+    dtype = _dtype(config, device)
+    _check_attention(config, device)
+    if device.type == "cuda" or dtype != torch.float32:
+        _quantization(config, device, dtype)
 
 
 def settled(config: EngineConfig) -> EngineConfig:
@@ -126,34 +145,31 @@ def settled(config: EngineConfig) -> EngineConfig:
 
     Only what can be said at once: nothing is compiled, no CUDA context is made, and the model is not looked at.
     """
-    # Unlike is_available(), device_count() leaves the driver alone, so that this process can still be forked.
-    gpus = torch.cuda.device_count()
-    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and gpus)
+    on_gpu = _on_gpu(config)
     device = torch.device("cuda" if on_gpu else "cpu")
-    own = _settled_on_gpu(config, gpus) if on_gpu else _settled_on_cpu(config)
+    own = _settled_on_gpu(config) if on_gpu else _settled_on_cpu(config)
     return config.model_copy(
         update={
             "dtype": str(_dtype(config, device)).removeprefix("torch."),
+            "block_size": kv_block_size(config),
             "max_num_seqs": max_num_seqs(config, device),
             **own,
         }
     )
 
 
-def _settled_on_gpu(config: EngineConfig, gpus: int) -> dict[str, object]:
-    tiles = config.attention_backend != "torch"
+def _settled_on_gpu(config: EngineConfig) -> dict[str, object]:
+    only = config.device == "cuda:0" and torch.cuda.device_count() == 1
     return {
-        "device": "cuda" if config.device == "auto" or (config.device == "cuda:0" and gpus == 1) else config.device,
-        "block_size": config.block_size or (GPU_BLOCK_SIZE if tiles else CPU_BLOCK_SIZE),
-        "attention_backend": "triton" if tiles else "torch",
-        "quantization": None if config.quantization == "auto" else config.quantization,
+        "device": "cuda" if only or config.device == "auto" else config.device,
+        "attention_backend": "torch" if config.attention_backend == "torch" else "triton",
+        "quantization": None,
     }
 
 
 def _settled_on_cpu(config: EngineConfig) -> dict[str, object]:
     return {
         "device": "cpu",
-        "block_size": config.block_size or CPU_BLOCK_SIZE,
         "max_num_batched_tokens": config.max_num_batched_tokens or CPU_STEP_TOKENS,
         **{name: EngineConfig.model_fields[name].default for name in GPU_ONLY},
     }
@@ -216,17 +232,22 @@ def _device(config: EngineConfig) -> torch.device:
     gpus = 0 if wanted == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and not gpus):
         return torch.device("cpu")
+    _check_number(wanted, gpus)
+    if wanted in ("auto", "cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(wanted)
+
+
+def _check_number(wanted: str, gpus: int) -> None:
+    if not wanted.startswith("cuda"):
+        return
     if not gpus:
         raise ConfigError(
             f"device={wanted!r} was asked for, but torch sees no CUDA device; use device='cpu' or 'auto'."
         )
-    if wanted in ("auto", "cuda"):
-        return torch.device("cuda", torch.cuda.current_device())
-    device = torch.device(wanted)
-    if device.index >= gpus:
+    if (torch.device(wanted).index or 0) >= gpus:
         names = ", ".join(f"'cuda:{index}'" for index in range(gpus))
         raise ConfigError(f"device={wanted!r} was asked for, but torch sees only {names}.")
-    return device
 
 
 def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
@@ -250,9 +271,13 @@ def _quantization(config: EngineConfig, device: torch.device, dtype: torch.dtype
     return config.quantization
 
 
-def _attention(config: EngineConfig, device: torch.device) -> type[AttentionBackend]:
+def _check_attention(config: EngineConfig, device: torch.device) -> None:
     if config.attention_backend == "triton" and device.type != "cuda":
         raise ConfigError("attention_backend='triton' needs a CUDA device; use 'torch' or 'auto'.")
+
+
+def _attention(config: EngineConfig, device: torch.device) -> type[AttentionBackend]:
+    _check_attention(config, device)
     if config.attention_backend == "torch" or device.type != "cuda":
         return TorchAttention
     from pagedlc_engine.attention.triton_backend import TritonAttention

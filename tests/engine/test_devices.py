@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import make_tiny_model, tiny_llm
 
-from pagedlc import ConfigError
+from pagedlc import LLM, ConfigError
 from pagedlc_engine import engine as engine_module
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.device import place, with_current_gpu
@@ -86,11 +86,26 @@ def test_other_names_are_refused_at_once(tmp_path: Path, wanted: str) -> None:
         tiny_llm(tmp_path, device=wanted)
 
 
-def test_without_a_gpu_the_error_says_what_to_use(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(ConfigError, match="use device='cpu' or 'auto'"):
-        tiny_llm(tmp_path, device="cuda:1").load()
+@pytest.mark.parametrize(
+    ("gpus", "options", "advice"),
+    [
+        (0, {"device": "cuda"}, "torch sees no CUDA device; use device='cpu' or 'auto'"),
+        (0, {"device": "cuda:1"}, "torch sees no CUDA device"),
+        (1, {"device": "cuda:1"}, "torch sees only 'cuda:0'"),
+        (0, {"attention_backend": "triton"}, "needs a CUDA device; use 'torch' or 'auto'"),
+        (1, {"device": "cpu", "attention_backend": "triton"}, "needs a CUDA device"),
+        (1, {"quantization": "int8"}, "use quantization='none' here"),
+        (0, {"quantization": "fp16", "dtype": "bfloat16"}, "needs a CPU with .* and dtype float32"),
+    ],
+    ids=str,
+)
+def test_what_this_machine_cannot_do_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, options: dict[str, Any], advice: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    path = make_tiny_model(tmp_path / "tiny")
+    with pytest.raises(ConfigError, match=advice):
+        LLM(path, load_format="dummy", **options)
 
 
 def test_a_process_of_its_own_computes_where_this_one_would(tmp_path: Path, machine: Machine) -> None:

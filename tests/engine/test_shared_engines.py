@@ -49,7 +49,7 @@ def test_options_that_change_nothing_share_the_engine(
         (1, {"device": "cuda"}, True),
         (1, {"device": "cuda:0"}, True),
         (2, {"device": "cuda:0"}, False),
-        (1, {"device": "cuda:1"}, False),
+        (2, {"device": "cuda:1"}, False),
         (1, {"device": "cpu"}, False),
         (1, {"dtype": "bfloat16", "block_size": 64, "max_num_seqs": 256, "attention_backend": "triton"}, True),
         (1, {"quantization": None}, True),
