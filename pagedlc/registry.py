@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from typing import Any
@@ -18,6 +19,10 @@ class Registry:
     """LLMs in use, by model and options. It keeps none alive: that is for whoever uses one."""
 
     def __init__(self) -> None:
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Begin anew, as a forked process must: another thread may have held the lock, or been loading an LLM."""
         self._lock = threading.Lock()
         self._llms: weakref.WeakValueDictionary[tuple[Any, ...], LLM] = weakref.WeakValueDictionary()
 
@@ -62,6 +67,8 @@ def _tell_apart(llm: LLM, others: list[LLM]) -> None:
 
 
 _registry = Registry()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_registry.forget_all)
 
 
 def shared_llm(model: str, **options: Any) -> LLM:

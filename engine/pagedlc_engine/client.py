@@ -20,7 +20,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
-from pagedlc_engine.errors import EngineClosedError, EngineDeadError, InvalidRequestError, PagedLCError, own_copy
+from pagedlc_engine.errors import (
+    MAKE_ANEW,
+    EngineClosedError,
+    EngineDeadError,
+    InvalidRequestError,
+    PagedLCError,
+    own_copy,
+)
 from pagedlc_engine.hosts import EngineHost
 from pagedlc_engine.kv.hashing import LatestChains, root_key
 from pagedlc_engine.messages import Abort, Configure, CountCached, Output, ResetPrefixCache, Submit, join_deltas
@@ -116,10 +123,7 @@ class Mailbox:
 
 def _check_process(owner: int) -> None:
     if os.getpid() != owner:
-        raise EngineDeadError(
-            "This engine belongs to the process that this one was forked from. Make a new one here "
-            "(or start worker processes with 'spawn')."
-        )
+        raise EngineDeadError(f"This engine belongs to the process that this one was forked from. {MAKE_ANEW}")
 
 
 class RequestHandle:

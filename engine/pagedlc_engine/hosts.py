@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
+import pagedlc_engine.forks  # noqa: F401
 from pagedlc_engine.config import EngineConfig
 from pagedlc_engine.engine import Progress, build_engine
+from pagedlc_engine.errors import ConfigError
 from pagedlc_engine.grammar import TokenVocabulary
 from pagedlc_engine.loop import EngineThread
 from pagedlc_engine.messages import Command, Deliver, EngineInfo
@@ -49,10 +53,20 @@ def start_host(
     """Load an engine where ``config.engine_host`` says; arguments and errors are those of :func:`build_engine`.
 
     Raises:
+        ConfigError: As there, or CUDA is lost to this process.
         EngineDeadError: The engine's process ended while it loaded.
     """
     if config.engine_host == "process":
         from pagedlc_engine.process.host import EngineProcess
 
         return EngineProcess(config, spec, progress, vocabulary)
+    _check_cuda(config.device)
     return EngineThread(build_engine(config, spec, progress, vocabulary))
+
+
+def _check_cuda(device: str) -> None:
+    if device != "cpu" and torch.cuda._is_in_bad_fork():
+        raise ConfigError(
+            "This process was forked from one that had used CUDA, which cannot be used here any more. Start worker "
+            "processes with 'spawn', or use engine_host='process' or device='cpu'."
+        )

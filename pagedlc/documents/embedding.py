@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
+import pagedlc_engine.forks  # noqa: F401
 from pagedlc_engine.errors import ModelLoadError, ModelNotFoundError
 
 __all__ = ["Embedder", "MiniLM"]
