@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import UUID4, Base64Bytes, BaseModel, SecretStr
 
 from pagedlc import LLM, CompletionOutput, InvalidRequestError, PagedLCError, SamplingParams, StructuredOutputsParams
 from scripted_model import ScriptedLLM
@@ -113,6 +116,63 @@ def test_ids_that_are_no_token_are_never_sampled(tiny: LLM) -> None:
     assert max(found.token_ids) < tiny.tokenizer.vocab_size
     assert len(found.text) == 40
     assert "\ufffd" not in found.text
+
+
+class Upload(BaseModel):
+    path: Path
+    password: SecretStr
+    key: UUID4
+    content: Base64Bytes
+    raw: bytes
+    day: date
+    timeout: float = math.inf
+
+
+UPLOAD = {
+    "path": "/tmp/a.txt",
+    "password": "x",
+    "key": "e3b0c442-98fc-4c14-9afb-f4c8996fb924",
+    "content": "YQ==",
+    "raw": "b",
+    "day": "2026-12-01",
+    "timeout": 3.5,
+}
+
+
+def test_a_class_may_have_formats_that_no_grammar_knows_and_an_infinite_default(scripted_llm: Make) -> None:
+    found = Upload.model_validate_json(answer(scripted_llm(json.dumps(UPLOAD)), {"json": Upload}, max_tokens=200).text)
+    assert found.model_dump(mode="json")["path"] == "/tmp/a.txt"
+    assert (found.day, found.timeout) == (date(2026, 12, 1), 3.5)
+
+
+@pytest.mark.parametrize(
+    ("known", "example"),
+    [
+        ("date-time", "2026-12-01T04:18:00Z"),
+        ("time", "04:18:00Z"),
+        ("date", "2026-12-01"),
+        ("duration", "P3D"),
+        ("email", "a@b.ch"),
+        ("hostname", "b.ch"),
+        ("ipv4", "10.0.0.1"),
+        ("ipv6", "1:2:3:4:5:6:7:8"),
+        ("uuid", "e3b0c442-98fc-4c14-9afb-f4c8996fb924"),
+        ("uri", "https://b.ch"),
+    ],
+)
+def test_a_format_that_the_grammar_knows_is_enforced(scripted_llm: Make, known: str, example: str) -> None:
+    form = {"json": {"type": "string", "format": known}}
+    assert json.loads(answer(scripted_llm(f'"{example}"'), form).text) == example
+    assert not answer(scripted_llm('"(("'), form).text.startswith('"(')
+
+
+def test_what_only_looks_like_a_keyword_is_kept(scripted_llm: Make) -> None:
+    names = {name: {"type": "integer"} for name in ("format", "default", "examples")}
+    form = {"type": "object", "properties": names, "required": list(names)}
+    text = '{"format": 1, "default": 2, "examples": 3}'
+    assert answer(scripted_llm(text), {"json": form}).text == text
+    text = '{"format": "path", "default": 1}'
+    assert answer(scripted_llm(text), {"json": {"enum": [json.loads(text)]}}).text == text
 
 
 # -- the other parameters ---------------------------------------------------------------------------------

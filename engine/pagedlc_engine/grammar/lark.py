@@ -86,4 +86,5 @@ class LarkWriter:
     def finish(self, start: str) -> str:
         """The grammar whose answers are ``start``, as the library takes it."""
         lines = [f"start: {start}", *self._rules, r"TEXT: /(.|\n)*/", ""]
-        return json.dumps({"grammars": [{"name": "answer", "lark_grammar": "\n".join(lines)}, *self._parts]})
+        grammars = [{"name": "answer", "lark_grammar": "\n".join(lines)}, *self._parts]
+        return json.dumps({"grammars": grammars}, allow_nan=False)

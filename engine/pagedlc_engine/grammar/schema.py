@@ -15,6 +15,8 @@ _WHITESPACE = r"( ?|\n {0,16})"
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _ONE_OF_SCHEMAS = ("anyOf", "oneOf", "prefixItems")
 _A_SCHEMA = ("items", "additionalProperties", "contains", "propertyNames")
+#: The formats of strings that the library knows.
+_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 #: Keywords beside which an object's own list of properties is not all there is.
 _COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties", "not", "if")
 
@@ -26,7 +28,7 @@ def prepare_schema(schema: Mapping[str, Any] | bool, spec: StructuredOutputsPara
         schema: As JSON.
         spec: Says which white space is allowed and whether objects are closed.
     """
-    whole: dict[str, Any] = {} if schema is True else {"not": {}} if schema is False else dict(schema)
+    whole: dict[str, Any] = {} if schema is True else {"not": {}} if schema is False else _without_annotations(schema)
     if spec.disable_additional_properties:
         whole = _close(whole, set(_combined_references(whole)), "#")
     if spec.disable_any_whitespace:
@@ -34,6 +36,24 @@ def prepare_schema(schema: Mapping[str, Any] | bool, spec: StructuredOutputsPara
     else:
         options = {"whitespace_pattern": spec.whitespace_pattern or _WHITESPACE}
     return {**whole, "x-guidance": {**options, **whole.get("x-guidance", {})}}
+
+
+def _without_annotations(schema: Any) -> Any:
+    """Without formats that the library does not know, and would refuse, and without values that need not be JSON: a
+    default may be infinite."""
+    if isinstance(schema, list):
+        return [_without_annotations(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in _OF_SCHEMAS and isinstance(value, Mapping):
+            kept[keyword] = {name: _without_annotations(part) for name, part in value.items()}
+        elif keyword in ("enum", "const", "x-guidance"):
+            kept[keyword] = value
+        elif keyword not in ("default", "examples") and not (keyword == "format" and value not in _FORMATS):
+            kept[keyword] = _without_annotations(value)
+    return kept
 
 
 def _close(schema: Any, left_open: set[str], path: str) -> Any:

@@ -119,6 +119,6 @@ def _json_value(name: str, value: Any) -> Any:
 
 def _text(name: str, value: Any) -> str:
     try:
-        return jsonlib.dumps(value, ensure_ascii=False, allow_nan=False)
+        return jsonlib.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{name} cannot be written as JSON: {error}.") from None
