@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class ToolSpec:
         name: Letters, digits, ``_``, ``-``, ``.`` and ``:``; at most 128.
         description: What it does, for the model.
         parameters: JSON schema of an object.
-        strict: As in OpenAI's API. The grammar holds arguments to the schema either way.
+        strict: As in OpenAI's API. The grammar holds arguments to the schema either way, as far as a grammar can.
     """
 
     name: str
@@ -54,7 +55,7 @@ def tool_specs(tools: Sequence[Mapping[str, Any] | ToolSpec] | None) -> list[Too
             inner mapping alone; ``parameters`` may be missing.
 
     Raises:
-        InvalidRequestError: A tool is malformed, or two have the same name.
+        InvalidRequestError: A tool is malformed or cannot be written as JSON, or two have the same name.
     """
     if tools is None:
         return []
@@ -67,7 +68,20 @@ def tool_specs(tools: Sequence[Mapping[str, Any] | ToolSpec] | None) -> list[Too
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidRequestError(f"Two tools are named {twice[0]!r}: the model could not tell them apart.")
+    for spec in specs:
+        _check_text(spec)
     return specs
+
+
+def _check_text(spec: ToolSpec) -> None:
+    try:
+        json.dumps(spec.to_openai(), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"Tool {spec.name!r} is not valid Unicode: its description or parameters hold half of a surrogate pair."
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"Tool {spec.name!r} cannot be written as JSON: {error}.") from None
 
 
 def _spec(tool: Any, where: str) -> ToolSpec:

@@ -50,6 +50,9 @@ def test_the_inner_mapping_alone_and_ready_specs_are_tools_too() -> None:
         ([{"name": "a", "parameters": {"type": "string"}}], "always an object"),
         ([{"name": "a", "parameters": ["x"]}], "must be a JSON schema"),
         ([{"name": "a", "description": 5}], "description must be text"),
+        ([{"name": "a", "description": "\ud83d"}], "Tool 'a' is not valid Unicode"),
+        ([{"name": "a", "parameters": {"properties": {"b": {"enum": ["\ud83d"]}}}}], "Tool 'a' is not valid Unicode"),
+        ([{"name": "a", "parameters": {"properties": {"b": {"default": {1}}}}}], "Tool 'a' cannot be written as JSON"),
     ],
 )
 def test_what_is_wrong_with_a_tool_is_said(tools: Any, message: str) -> None:
