@@ -35,7 +35,7 @@ def formed_answer(
         answer = {"type": "sequence", "elements": [{"type": "any_text"}, closing, blank, answer]}
     if only_calls is not None:
         answer = {"type": "or", "elements": [json.loads(only_calls.structural_tag), answer]}
-    return StructuredOutputsParams(structural_tag=answer, disable_any_whitespace=True)
+    return StructuredOutputsParams(structural_tag=answer, disable_any_whitespace=True, called=form.subject)
 
 
 def _as_tag(form: StructuredOutputsParams) -> dict[str, Any]:

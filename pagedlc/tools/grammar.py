@@ -13,8 +13,9 @@ __all__ = ["CallGrammar", "CallRule"]
 #: A piece of a structural tag.
 _Tag: TypeAlias = dict[str, Any]
 
-#: Options of the grammar library: the separators of Python's ``json.dumps`` and of ``tojson`` in chat templates.
-_ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+#: Options of the grammar library: the separators of Python's ``json.dumps`` and of ``tojson`` in chat templates. What
+#: it cannot enforce is left to the tool to check: refused, one argument would take all the other tools with it.
+_ARGUMENTS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 _ANY_TEXT: Final[_Tag] = {"type": "any_text"}
 _BLANK: Final[_Tag] = {"type": "regex", "pattern": r"[ \n]{0,4}"}
 
@@ -24,11 +25,13 @@ class CallRule:
     """The text of one tool's call: ``begin``, arguments, ``end``.
 
     Args:
+        tool: The tool's name.
         begin: Text up to the arguments.
         schema: JSON schema of the arguments.
         end: Text after them.
     """
 
+    tool: str
     begin: str
     schema: Mapping[str, Any]
     end: str
@@ -69,7 +72,9 @@ class CallGrammar:
         very text that the model wrote, and is found in the prefix cache.
         """
         calls = self._section() if self.required else self._free_text()
-        return StructuredOutputsParams(structural_tag=self._with_thoughts(calls), disable_any_whitespace=True)
+        return StructuredOutputsParams(
+            structural_tag=self._with_thoughts(calls), disable_any_whitespace=True, called="The grammar of the tools"
+        )
 
     def _with_thoughts(self, answer: _Tag) -> _Tag:
         if self.thinking_open is None:
@@ -123,11 +128,11 @@ class CallGrammar:
         }
 
     def _call(self, rule: CallRule, begin: str) -> _Tag:
-        schema = {**rule.schema, "x-guidance": _ONE_LINE}
+        schema = {**rule.schema, "x-guidance": _ARGUMENTS}
         return {
             "type": "tag",
             "begin": begin,
-            "content": {"type": "json_schema", "json_schema": schema},
+            "content": {"type": "json_schema", "json_schema": schema, "tool": rule.tool},
             "end": rule.end,
         }
 

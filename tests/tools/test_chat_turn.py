@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import uuid
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import UUID4, Base64Bytes, BaseModel, SecretStr
 from tool_samples import (
     LLAMA_LIKE,
     MISTRAL_LIKE,
@@ -21,7 +24,7 @@ from tool_samples import (
     make_model,
 )
 
-from pagedlc import LLM, SamplingParams
+from pagedlc import LLM, InvalidRequestError, SamplingParams
 from pagedlc.tools import ChatMessage, ChatTurn, ReasoningDelta, TextDelta, ToolCallArguments, TurnDelta
 from scripted_model import ScriptedLLM
 
@@ -205,6 +208,75 @@ async def test_turns_stream_natively_in_asyncio(scripted_llm: Make) -> None:
 
     messages = await asyncio.gather(*(one() for _ in range(4)))
     assert all(called(message) == [("get_weather", ZURICH)] for message in messages)
+
+
+class Upload(BaseModel):
+    path: Path
+    password: SecretStr
+    key: UUID4
+    content: Base64Bytes
+    raw: bytes
+    labels: set[str]
+    sizes: frozenset[int]
+    by_id: dict[uuid.UUID, int]
+    timeout: float = math.inf
+
+
+def one_argument(schema: Any) -> dict[str, Any]:
+    parameters = {"properties": {"good": {"type": "string"}, "bad": schema, "other": {}}, "required": ["good", "bad"]}
+    return {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+
+
+def test_what_no_grammar_can_enforce_is_left_to_the_tool(scripted_llm: Make) -> None:
+    upload = {"type": "function", "function": {"name": "upload", "parameters": Upload.model_json_schema()}}
+    arguments = (
+        '{"path": "/tmp/a", "password": "x", "key": "e3b0c442-98fc-4c14-9afb-f4c8996fb924", "content": "YQ==", '
+        '"raw": "b", "labels": ["a", "a"], "sizes": [1], "by_id": {}, "timeout": 2.5}'
+    )
+    llm = scripted_llm(f'<tool_call>\n{{"name": "upload", "arguments": {arguments}}}\n</tool_call>')
+    for choice in ("auto", "upload"):
+        message = run(ChatTurn(llm, ASK, [*TOOLS, upload], tool_choice=choice))
+        assert called(message) == [("upload", arguments)]
+        assert Upload.model_validate_json(message.tool_calls[0].arguments).labels == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"type": "text"}, "Invalid type: text"),
+        ({"$ref": "#/$defs/missing"}, "does not exist"),
+        ({"anyOf": [{"$ref": "#/properties/good"}, 5]}, "must be an object or boolean"),
+    ],
+)
+@pytest.mark.parametrize("template", [QWEN_LIKE, LLAMA_LIKE, MISTRAL_NAMED])
+def test_a_refused_schema_is_told_by_tool_and_argument(
+    scripted_llm: Make, tmp_path: Path, template: str, schema: Any, reason: str
+) -> None:
+    llm = scripted_llm("Hi.", model=make_model(tmp_path, template))
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        run(ChatTurn(llm, ASK, [*TOOLS, one_argument(schema)]))
+    assert str(caught.value).startswith("Tool 'odd': the schema of its argument 'bad' cannot be used: ")
+    assert run(ChatTurn(llm, ASK, [*TOOLS, one_argument({"type": "integer"})])).text == "Hi."
+
+
+def test_where_no_single_argument_is_at_fault_the_tool_is_named(scripted_llm: Make) -> None:
+    parameters = {"properties": {"a": {"type": "string"}}, "allOf": [{"$ref": "#/missing"}]}
+    with pytest.raises(InvalidRequestError, match="Tool 'odd': the schema of its arguments cannot be used: "):
+        run(ChatTurn(scripted_llm("Hi."), ASK, [*TOOLS, {"name": "odd", "parameters": parameters}]))
+
+
+def test_what_goes_wrong_later_is_told_of_the_tools_too(scripted_llm: Make) -> None:
+    odd = one_argument({"$ref": "#/properties/bad"})
+    with pytest.raises(InvalidRequestError, match="The grammar of the tools cannot be followed: "):
+        run(ChatTurn(scripted_llm("Hi."), ASK, [*TOOLS, odd], tool_choice="odd"))
+
+
+@pytest.mark.parametrize("form", [{"json": {"type": "array", "uniqueItems": True}}, {"regex": "[^ab](?=a)"}])
+def test_beside_tools_a_form_is_refused_by_its_own_name(scripted_llm: Make, form: dict[str, Any]) -> None:
+    turn = ChatTurn(scripted_llm("Hi."), ASK, TOOLS)
+    with pytest.raises(InvalidRequestError, match=f"structured_outputs: the {next(iter(form))} cannot be"):
+        run(turn, PARAMS.replace(structured_outputs=form))
 
 
 FORMED = PARAMS.replace(structured_outputs={"json": {"type": "object", "properties": {"sky": {"enum": ["blue"]}}}})

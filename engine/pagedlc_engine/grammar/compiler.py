@@ -89,7 +89,7 @@ class GrammarCompiler:
         except PagedLCError as error:
             _fail(result, error)
         except Exception as error:
-            made = InvalidRequestError(f"structured_outputs: the {spec.kind} cannot be compiled: {error}")
+            made = InvalidRequestError(f"{spec.subject} cannot be compiled: {error}")
             made.__cause__ = error
             _fail(result, made)
         else:
@@ -105,9 +105,7 @@ class GrammarCompiler:
             return self._library
 
     def _too_long(self, spec: StructuredOutputsParams) -> PagedLCError:
-        return InvalidRequestError(
-            f"structured_outputs: the {spec.kind} was not compiled within {self._time_limit:g} seconds; simplify it."
-        )
+        return InvalidRequestError(f"{spec.subject} was not compiled within {self._time_limit:g} seconds; simplify it.")
 
 
 def _succeed(result: Future[TokenMatcher], matcher: TokenMatcher) -> None:

@@ -36,6 +36,8 @@ class LarkWriter:
         self._special_names = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
         self._rules: list[str] = []
         self._parts: list[dict[str, Any]] = []
+        #: Schemas of tools' arguments, each with the tool's name.
+        self.tools: list[tuple[str, dict[str, Any]]] = []
 
     def pieces(self, text: str) -> list[str]:
         """A literal as terms, one after the other: its special tokens stand for themselves."""
@@ -68,11 +70,14 @@ class LarkWriter:
             return self.regex("|".join(map(re.escape, options)))
         return " | ".join(terms)
 
-    def schema(self, schema: Any) -> str:
-        """A term for JSON that fits a schema."""
+    def schema(self, schema: Any, tool: str | None = None) -> str:
+        """A term for JSON that fits a schema, which may be that of a tool's arguments."""
         if not isinstance(schema, dict | bool):
             raise InvalidRequestError(f"structured_outputs: {schema!r} is not a JSON schema.")
-        return self._part({"json_schema": prepare_schema(schema, self._spec)})
+        prepared = prepare_schema(schema, self._spec)
+        if tool is not None:
+            self.tools.append((tool, prepared))
+        return self._part({"json_schema": prepared})
 
     def grammar(self, lark: str) -> str:
         """A term for a whole grammar in Lark syntax."""

@@ -7,7 +7,9 @@ a schema that it cannot keep to the letter rather than keeping half of it.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -35,13 +37,15 @@ class LibraryMatcher:
     Args:
         matcher: The library's.
         words: Words of a mask as the library writes it: one more than a row where the token it adds begins a word.
+        subject: What a message about its grammar begins with.
     """
 
-    __slots__ = ("_matcher", "_words")
+    __slots__ = ("_matcher", "_subject", "_words")
 
-    def __init__(self, matcher: LLMatcher, words: int) -> None:
+    def __init__(self, matcher: LLMatcher, words: int, subject: str) -> None:
         self._matcher = matcher
         self._words = words
+        self._subject = subject
 
     @property
     def complete(self) -> bool:
@@ -62,13 +66,13 @@ class LibraryMatcher:
 
     def copy(self) -> LibraryMatcher:
         """See :class:`TokenMatcher`."""
-        return LibraryMatcher(self._matcher.deep_copy(), self._words)
+        return LibraryMatcher(self._matcher.deep_copy(), self._words, self._subject)
 
     def _problem(self) -> str:
         problem = _message(self._matcher).rstrip(".")
         return (
-            f"The answer cannot be kept to structured_outputs: {problem}. Simplify it, or take back what forbids its "
-            "tokens (bad_words, allowed_token_ids, logit_bias)."
+            f"{self._subject} cannot be followed: {problem}. Simplify it, or take back what forbids its tokens "
+            "(bad_words, allowed_token_ids, logit_bias)."
         )
 
 
@@ -89,27 +93,59 @@ class GrammarLibrary:
         Raises:
             InvalidRequestError: The grammar is wrong, or asks for what cannot be enforced.
         """
-        matcher = LLMatcher(self._tokenizer, self._grammar(spec), log_level=0, limits=_LIMITS)
+        writer = LarkWriter(self._vocabulary, spec)
+        matcher = LLMatcher(self._tokenizer, _grammar(spec, writer), log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             # The first mask costs more than the others; later matchers are copies that share what it found.
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise InvalidRequestError(f"structured_outputs: the {spec.kind} cannot be used: {_message(matcher)}")
-        return LibraryMatcher(matcher, mask_words(_width(self._vocabulary)))
+            raise InvalidRequestError(
+                _tool_at_fault(writer.tools) or f"{spec.subject} cannot be used: {_message(matcher)}"
+            )
+        return LibraryMatcher(matcher, mask_words(_width(self._vocabulary)), spec.subject)
 
-    def _grammar(self, spec: StructuredOutputsParams) -> str:
-        writer = LarkWriter(self._vocabulary, spec)
-        if spec.structural_tag is not None:
-            return tag_grammar(json.loads(spec.structural_tag), writer, _to_lark)
-        if spec.json is not None:
-            return writer.finish(writer.schema(json.loads(spec.json)))
-        if spec.json_object:
-            return writer.finish(writer.schema({"type": "object"}))
-        if spec.regex is not None:
-            return writer.finish(writer.regex(spec.regex))
-        if spec.choice is not None:
-            return writer.finish(writer.rule(writer.choice(spec.choice)))
-        return writer.finish(writer.grammar(_to_lark(spec.grammar or "")))
+
+def _grammar(spec: StructuredOutputsParams, writer: LarkWriter) -> str:
+    if spec.structural_tag is not None:
+        return tag_grammar(json.loads(spec.structural_tag), writer, _to_lark)
+    if spec.json is not None:
+        return writer.finish(writer.schema(json.loads(spec.json)))
+    if spec.json_object:
+        return writer.finish(writer.schema({"type": "object"}))
+    if spec.regex is not None:
+        return writer.finish(writer.regex(spec.regex))
+    if spec.choice is not None:
+        return writer.finish(writer.rule(writer.choice(spec.choice)))
+    return writer.finish(writer.grammar(_to_lark(spec.grammar or "")))
+
+
+def _tool_at_fault(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """Which tool, and if it is one of them which argument, the library refuses, and why."""
+    for tool, schema in tools:
+        if problem := _schema_problem(schema):
+            argument = _argument_at_fault(schema)
+            what = "arguments" if argument is None else f"argument {argument!r}"
+            return f"Tool {tool!r}: the schema of its {what} cannot be used: {problem}"
+    return None
+
+
+def _argument_at_fault(schema: Mapping[str, Any]) -> str | None:
+    """The first argument without whose schema a refused schema would do."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return None
+    names = list(properties)
+
+    def refused(number: int) -> bool:
+        chosen = {name: properties[name] if position < number else True for position, name in enumerate(names)}
+        return bool(_schema_problem({**schema, "properties": chosen}))
+
+    number = bisect_left(range(len(names)), True, key=refused)
+    return names[number - 1] if number else None
+
+
+def _schema_problem(schema: Mapping[str, Any]) -> str:
+    return str(LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": schema}]})))
 
 
 def _message(matcher: LLMatcher) -> str:

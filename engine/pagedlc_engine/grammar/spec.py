@@ -34,6 +34,7 @@ class StructuredOutputsParams:
         whitespace_pattern: Regular expression of the white space between JSON tokens.
         disable_additional_properties: Objects whose schema lists ``properties`` and does not mention
             ``additionalProperties`` get no others.
+        called: What messages call it, where it was made from something else that the caller gave.
 
     Raises:
         InvalidRequestError: None or several kinds are set, or one cannot be read.
@@ -48,6 +49,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     disable_additional_properties: bool = True
+    called: str = ""
 
     def __post_init__(self) -> None:
         chosen = [name for name in KINDS if getattr(self, name) is not None and getattr(self, name) is not False]
@@ -69,6 +71,11 @@ class StructuredOutputsParams:
     def kind(self) -> str:
         """Which of :data:`KINDS` is set."""
         return next(name for name in KINDS if getattr(self, name))
+
+    @property
+    def subject(self) -> str:
+        """What a message about it begins with."""
+        return self.called or f"structured_outputs: the {self.kind}"
 
     @property
     def num_characters(self) -> int:

@@ -3,6 +3,7 @@
 The names of the objects and their fields are those that vLLM takes (from xgrammar): ``const_string``,
 ``json_schema``, ``regex``, ``grammar``, ``any_text``, ``sequence``, ``or``, ``tag``, ``triggered_tags``,
 ``tags_with_separator``; and the older form ``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``.
+A ``json_schema`` that is a tool's arguments has the tool's name as ``tool``, for messages.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Translator:
         self._to_lark = to_lark
         self._translations: dict[str, Callable[[Mapping[str, Any]], str]] = {
             "const_string": lambda item: writer.literal(_field(item, "value", str)),
-            "json_schema": lambda item: writer.schema(_field(item, "json_schema", dict | bool)),
+            "json_schema": lambda item: writer.schema(_field(item, "json_schema", dict | bool), item.get("tool")),
             "regex": lambda item: writer.regex(_field(item, "pattern", str)),
             "grammar": lambda item: writer.grammar(to_lark(_field(item, "grammar", str))),
             "any_text": lambda _: "TEXT",

@@ -81,7 +81,7 @@ class ToolCallFormat(ABC):
 
     def _object_rules(self, tools: Sequence[ToolSpec], arguments_key: str) -> tuple[CallRule, ...]:
         return tuple(
-            CallRule(f'{{"name": {dump_json(tool.name)}, "{arguments_key}": ', tool.arguments_schema(), "}")
+            CallRule(tool.name, f'{{"name": {dump_json(tool.name)}, "{arguments_key}": ', tool.arguments_schema(), "}")
             for tool in tools
         )
 

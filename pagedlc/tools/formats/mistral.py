@@ -56,7 +56,9 @@ class MistralFormat(ToolCallFormat):
     def grammar(self, choice: ToolChoice, parallel: bool) -> CallGrammar:
         """See :meth:`ToolCallFormat.grammar`."""
         if self._style == "named":
-            rules = tuple(CallRule(f"{tool.name}{_ARGUMENTS}", tool.arguments_schema(), "") for tool in choice.tools)
+            rules = tuple(
+                CallRule(tool.name, f"{tool.name}{_ARGUMENTS}", tool.arguments_schema(), "") for tool in choice.tools
+            )
             opening, separator, closing = _OPEN, _OPEN, ""
         else:
             rules = self._object_rules(choice.tools, "arguments")
