@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import date
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ CITY: dict[str, Any] = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "required": ["city", "days"],
 }
+MUTUAL = {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}
+NESTED: dict[str, Any] = reduce(lambda schema, _: {"type": "array", "items": schema}, range(150), {})
 
 
 class Forecast(BaseModel):
@@ -248,6 +251,13 @@ def test_logprobs_stay_those_of_the_model(tiny: LLM) -> None:
         ({"choice": "yes"}, "choice"),
         ({"regex": ""}, "regex"),
         ({"jsn": {}}, "'json'"),
+        ({"choice": ["yes", "\ud83d"]}, "choice is not valid Unicode"),
+        ({"json": '{"enum": ["\\ud83d"]}'}, "json is not valid Unicode"),
+        ({"json": {"properties": {"\udc00": {}}}}, "json is not valid Unicode"),
+        ({"regex": "\ud83d"}, "regex is not valid Unicode"),
+        ({"grammar": 'root ::= "\ud83d"'}, "grammar is not valid Unicode"),
+        ({"structural_tag": {"type": "const_string", "value": "\ud83d"}}, "structural_tag is not valid Unicode"),
+        ({"json_object": True, "whitespace_pattern": "\ud83d"}, "whitespace_pattern is not valid Unicode"),
     ],
 )
 def test_cheap_mistakes_are_found_before_anything_runs(structured: dict[str, Any], message: str) -> None:
@@ -258,7 +268,16 @@ def test_cheap_mistakes_are_found_before_anything_runs(structured: dict[str, Any
 @pytest.mark.parametrize(
     ("structured", "message"),
     [
-        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"type": "array", "uniqueItems": True}}, r'cannot be enforced and must be left out: \["uniqueItems"'),
+        ({"json": {"$ref": "#"}}, "nothing can match here"),
+        ({"json": {"$ref": "#/$defs/a", "$defs": MUTUAL}}, "nothing can match here"),
+        (
+            {"json": CITY | {"properties": {"city": {"$ref": "#/properties/city"}, "days": {}}}},
+            "nothing can match here",
+        ),
+        ({"grammar": "root ::= root"}, "nothing can match here"),
+        ({"grammar": "start: a\na: b\nb: a"}, "nothing can match here"),
+        ({"json": NESTED}, "nested too deeply$"),
         ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
         ({"json": {"$ref": "#/nowhere"}}, "json"),
         ({"json": False}, "json"),

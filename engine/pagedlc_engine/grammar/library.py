@@ -7,6 +7,7 @@ a schema that it cannot keep to the letter rather than keeping half of it.
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,12 @@ __all__ = ["GrammarLibrary", "LibraryMatcher"]
 #: An object takes four items of a row for each optional property, and the usual 2,000 end at 500 of them. With these
 #: it is the work of one step that ends it, before 2,000.
 _LIMITS = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)
+#: Patterns of the library's words, and what they mean.
+_MEANINGS = {
+    "NoExtensionBias": "nothing can match here; a rule or $ref that leads back to itself needs another way out",
+    "Unimplemented keys": "these keywords cannot be enforced and must be left out",
+    "recursion limit exceeded.*": "it is nested too deeply",
+}
 
 
 class LibraryMatcher:
@@ -145,12 +152,18 @@ def _argument_at_fault(schema: Mapping[str, Any]) -> str | None:
 
 
 def _schema_problem(schema: Mapping[str, Any]) -> str:
-    return str(LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": schema}]})))
+    return _plain(LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": schema}]})))
 
 
 def _message(matcher: LLMatcher) -> str:
     """What is wrong, without the library's inner state."""
-    return str(matcher.get_error()).split("\n<")[0].strip() or "the token is not allowed"
+    return _plain(str(matcher.get_error()).split("\n<")[0].strip()) or "the token is not allowed"
+
+
+def _plain(message: str) -> str:
+    for pattern, meaning in _MEANINGS.items():
+        message = re.sub(pattern, meaning, message)
+    return message
 
 
 def _to_lark(grammar: str) -> str:

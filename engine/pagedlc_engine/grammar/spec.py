@@ -66,6 +66,8 @@ class StructuredOutputsParams:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise InvalidRequestError(f"{name} must be text that is not empty, not {value!r}.")
+        for name in (chosen[0], "whitespace_pattern"):
+            _check_unicode(name, getattr(self, name))
 
     @property
     def kind(self) -> str:
@@ -82,6 +84,13 @@ class StructuredOutputsParams:
         """Length of what was given, as text."""
         value = getattr(self, self.kind)
         return sum(map(len, value)) if self.kind == "choice" else len(str(value))
+
+
+def _check_unicode(name: str, value: Any) -> None:
+    try:
+        ("".join(value) if isinstance(value, tuple) else str(value)).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{name} is not valid Unicode: it holds half of a surrogate pair.") from None
 
 
 def _schema(value: Any) -> str:
