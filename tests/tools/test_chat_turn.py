@@ -260,8 +260,15 @@ def test_a_refused_schema_is_told_by_tool_and_argument(
     assert run(ChatTurn(llm, ASK, [*TOOLS, one_argument({"type": "integer"})])).text == "Hi."
 
 
-def test_where_no_single_argument_is_at_fault_the_tool_is_named(scripted_llm: Make) -> None:
-    parameters = {"properties": {"a": {"type": "string"}}, "allOf": [{"$ref": "#/missing"}]}
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"type": "string"}}, "allOf": [{"$ref": "#/missing"}]},
+        {"properties": {f"a{number}": {"type": "text"} for number in range(501)}},
+    ],
+    ids=["none is at fault", "too many to search"],
+)
+def test_where_no_argument_can_be_named_the_tool_is(scripted_llm: Make, parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="Tool 'odd': the schema of its arguments cannot be used: "):
         run(ChatTurn(scripted_llm("Hi."), ASK, [*TOOLS, {"name": "odd", "parameters": parameters}]))
 

@@ -30,6 +30,8 @@ __all__ = ["GrammarLibrary", "LibraryMatcher"]
 #: An object takes four items of a row for each optional property, and the usual 2,000 end at 500 of them. With these
 #: it is the work of one step that ends it, before 2,000.
 _LIMITS = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)
+#: Arguments among which the one at fault is looked for: the library's time for a schema grows with their square.
+_MOST_SEARCHED = 500
 #: Patterns of the library's words, and what they mean.
 _MEANINGS = {
     "NoExtensionBias": "nothing can match here; a rule or $ref that leads back to itself needs another way out",
@@ -139,7 +141,7 @@ def _tool_at_fault(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None
 def _argument_at_fault(schema: Mapping[str, Any]) -> str | None:
     """The first argument without whose schema a refused schema would do."""
     properties = schema.get("properties")
-    if not isinstance(properties, Mapping):
+    if not isinstance(properties, Mapping) or len(properties) > _MOST_SEARCHED:
         return None
     names = list(properties)
 
