@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.output_parsers import (
     BaseLLMOutputParser,
     JsonOutputKeyToolsParser,
@@ -53,11 +55,33 @@ class _WholeObjects(BaseLLMOutputParser[Any]):
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """See ``BaseLLMOutputParser``."""
         generation = result[0]
-        if isinstance(generation, ChatGeneration):
-            reason = str(generation.message.response_metadata.get("finish_reason"))
-            if reason in _CUT_OFF:
-                raise OutputParserException(f"finish_reason={reason!r}: {_CUT_OFF[reason]}", llm_output=generation.text)
+        message = generation.message if isinstance(generation, ChatGeneration) else None
+        reason = message and message.response_metadata.get("finish_reason")
+        if message and reason and (reason in _CUT_OFF or not _is_whole(message)):
+            raise OutputParserException(f"finish_reason={reason!r}: {_ending(message)}", llm_output=generation.text)
+        # Nothing follows a finished answer: what is wrong with its object is an error in a stream, too.
+        partial = partial and not reason
         return super().parse_result(result, partial=partial)  # type: ignore[safe-super]  # a parser comes next
+
+
+def _is_whole(message: BaseMessage) -> bool:
+    """Whether a finished answer holds an object. LangChain's parsers would close whatever is open."""
+    if isinstance(message, AIMessage) and message.tool_calls:
+        return True
+    try:
+        value = json.loads(message.text)
+    except ValueError:
+        return False
+    # Digits that something cut off look like a whole number.
+    return type(value) not in (int, float) or message.response_metadata.get("stop_reason") is None
+
+
+def _ending(message: BaseMessage) -> str:
+    reason, stop = (message.response_metadata.get(key) for key in ("finish_reason", "stop_reason"))
+    if stop is None:
+        return _CUT_OFF.get(str(reason), "The answer ended before the object was complete.")
+    what, option = ("string", "stop") if isinstance(stop, str) else ("token", "stop_token_ids")
+    return f"The stop {what} {stop!r} ended the answer before the object was complete: leave it out of {option}."
 
 
 class _JsonParser(_WholeObjects, JsonOutputParser):
@@ -74,6 +98,15 @@ class _JsonCallParser(_WholeObjects, JsonOutputKeyToolsParser):
 
 class _PydanticCallParser(_WholeObjects, PydanticToolsParser):
     """A call's arguments as an instance of a model."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """See ``BaseLLMOutputParser``."""
+        try:
+            return super().parse_result(result, partial=partial)
+        except OutputParserException:
+            raise
+        except ValueError as error:  # of either of pydantic's versions
+            raise OutputParserException(f"The arguments of the call were refused: {error}") from error
 
 
 def structured_output(

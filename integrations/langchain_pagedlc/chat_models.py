@@ -325,8 +325,8 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
 
         Raises:
             InvalidRequestError: The schema cannot be read, or there is no such method.
-            OutputParserException: When called: the object was cut off, by ``max_tokens`` or an interruption, or the
-                model class refuses it.
+            OutputParserException: When called: the object was cut off, by ``max_tokens``, a stop string or an
+                interruption, or the model class refuses it.
         """
         return structured_output(self, schema, method, include_raw, strict, kwargs)
 

@@ -11,7 +11,7 @@ import pytest
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_ways import all_ways, call_text, whole
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
 from langchain_pagedlc import VLLMChat
@@ -99,6 +99,79 @@ async def test_an_object_that_is_cut_off_says_so(scripted_llm: ScriptedFactory, 
     assert result["raw"].response_metadata["finish_reason"] == "length"
     assert result["parsed"] is None
     assert "max_tokens" in str(result["parsing_error"])
+
+
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("stop", ["oë", "6", "}"])
+async def test_an_object_that_a_stop_string_cuts_off_says_so(
+    scripted_llm: ScriptedFactory, schema: Any, method: Any, stop: str
+) -> None:
+    chat = VLLMChat(**scripted_llm(SCRIPT).options, temperature=0)
+    structured = chat.with_structured_output(schema, method=method, stop=[stop])
+    said = f"The stop string '{stop}' ended the answer before the object was complete"
+    with pytest.raises(OutputParserException, match=said):
+        structured.invoke("Who?")
+    with pytest.raises(OutputParserException, match=said):
+        list(structured.stream("Who?"))
+    with pytest.raises(OutputParserException, match=said):
+        [part async for part in structured.astream("Who?")]
+    result = chat.with_structured_output(schema, method=method, include_raw=True, stop=[stop]).invoke("Who?")
+    assert result["parsed"] is None
+    assert said in str(result["parsing_error"])
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_an_object_that_is_complete_before_a_stop_string_is_whole(scripted_llm: ScriptedFactory, schema: Any) -> None:
+    chat = VLLMChat(**scripted_llm(SCRIPT).options, temperature=0, stop="}", include_stop_str_in_output=True)
+    structured = chat.with_structured_output(schema, include_raw=True)
+    result = structured.invoke("Who?")
+    assert result["raw"].response_metadata["stop_reason"] == "}"
+    assert result["parsing_error"] is None
+    assert list(chat.with_structured_output(schema).stream("Who?"))[-1] == result["parsed"]
+
+
+def test_a_number_that_a_stop_string_cuts_off_is_no_number(scripted_llm: ScriptedFactory) -> None:
+    structured = VLLMChat(**scripted_llm("12345").options, temperature=0).with_structured_output({"type": "integer"})
+    assert structured.invoke("How many?") == 12345
+    with pytest.raises(OutputParserException, match="stop string '4'"):
+        structured.invoke("How many?", stop=["4"])
+
+
+@pytest.mark.parametrize("schema", [Person, JSON_SCHEMA])
+def test_a_call_that_a_stop_token_cuts_off_says_so(scripted_llm: ScriptedFactory, schema: Any) -> None:
+    llm = scripted_llm(script_for(schema, "function_calling"))
+    chat = VLLMChat(**llm.options, temperature=0, stop_token_ids=llm.tokenizer.encode("36"))
+    structured = chat.with_structured_output(schema, method="function_calling")
+    for ask in (structured.invoke, lambda question: list(structured.stream(question))):
+        with pytest.raises(OutputParserException, match=r"stop token \d+ ended .* leave it out of stop_token_ids"):
+            ask("Who?")
+
+
+class Adult(BaseModel):
+    """A grown-up."""
+
+    name: str
+    age: int
+
+    @field_validator("age")
+    @classmethod
+    def is_grown_up(cls, value: int) -> int:
+        if value < 18:
+            raise ValueError("must be 18 at least")
+        return value
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_object_that_its_class_refuses_is_an_error(scripted_llm: ScriptedFactory, method: Any) -> None:
+    values = {"name": "Zoë", "age": 6}
+    script = call_text("Adult", **values) if method == "function_calling" else json.dumps(values, ensure_ascii=False)
+    chat = VLLMChat(**scripted_llm(script).options, temperature=0)
+    structured = chat.with_structured_output(Adult, method=method)
+    with pytest.raises(OutputParserException, match="must be 18 at least"):
+        structured.invoke("Who?")
+    with pytest.raises(OutputParserException, match="must be 18 at least"):
+        list(structured.stream("Who?"))
 
 
 @pytest.mark.parametrize("method", METHODS)
