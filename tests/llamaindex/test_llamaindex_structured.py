@@ -110,6 +110,39 @@ async def test_an_object_that_max_tokens_cuts_off_is_an_error_that_says_so(scrip
         await llm.astructured_predict(Person, PROMPT, llm_kwargs={"max_tokens": 8}, **TEXT)
 
 
+async def test_an_object_that_a_stop_string_cuts_off_is_an_error_that_says_so(scripted: Any) -> None:
+    llm, _ = scripted(PERSON_JSON)
+    structured, messages = llm.as_structured_llm(Person), [ChatMessage(content="Who?")]
+    options = {"stop": [","]}
+    asks = [
+        lambda: llm.structured_predict(Person, PROMPT, llm_kwargs=options, **TEXT),
+        lambda: list(llm.stream_structured_predict(Person, PROMPT, llm_kwargs=options, **TEXT)),
+        lambda: structured.chat(messages, **options),
+        lambda: list(structured.stream_chat(messages, **options)),
+    ]
+    for ask in asks:
+        with pytest.raises(IncompleteOutputError, match="by the stop string ','; leave it out of stop") as error:
+            ask()
+        assert error.value.finish_reason == "stop"
+        assert error.value.text == '{"name":"Zoë Müller"'
+    with pytest.raises(IncompleteOutputError):
+        await llm.astructured_predict(Person, PROMPT, llm_kwargs=options, **TEXT)
+
+
+async def test_an_object_that_is_complete_before_a_stop_string_is_whole(scripted: Any) -> None:
+    llm, _ = scripted('{"kind": "bug", "urgent": true}')
+    for objects in await every_way(llm, Ticket, stop=["}"], include_stop_str_in_output=True):
+        assert objects[-1] == Ticket(kind="bug", urgent=True)
+    response = llm.chat([ChatMessage(content="Hi")], stop=["}"], include_stop_str_in_output=True)
+    assert response.additional_kwargs["stop_reason"] == "}"
+
+
+def test_a_number_that_a_stop_string_cuts_off_is_no_number(scripted: Any) -> None:
+    llm, _ = scripted("12345")
+    with pytest.raises(IncompleteOutputError, match="stop string '4'"):
+        llm.structured_predict(RootModel[int], PROMPT, llm_kwargs={"stop": ["4"]}, **TEXT)
+
+
 def test_what_was_streamed_before_the_cut_stays(scripted: Any) -> None:
     llm, engine = scripted(PERSON_JSON)
     length = len(engine.tokenizer.encode(PERSON_JSON[: PERSON_JSON.index("ller")]))
@@ -117,6 +150,10 @@ def test_what_was_streamed_before_the_cut_stays(scripted: Any) -> None:
     seen: list[Any] = []
     with pytest.raises(IncompleteOutputError):
         seen.extend(objects)
+    assert seen[-1].name == "Zoë Mü"
+    seen.clear()
+    with pytest.raises(IncompleteOutputError):
+        seen.extend(llm.stream_structured_predict(Person, PROMPT, llm_kwargs={"stop": ["ller"]}, **TEXT))
     assert seen[-1].name == "Zoë Mü"
 
 

@@ -15,11 +15,11 @@ _SHOWN = 160
 
 
 class IncompleteOutputError(PagedLCError, ValueError):
-    """An object or a tool call was not written to its end: ``max_new_tokens`` or an interruption cut it off.
+    """An object or a tool call was not written to its end: it was cut off.
 
     Attributes:
         text: The answer's text up to there.
-        finish_reason: ``"length"``, ``"interrupted"`` or ``"abort"``.
+        finish_reason: ``"length"``, ``"stop"`` (a stop string), ``"interrupted"`` or ``"abort"``.
     """
 
     text: str = ""
@@ -30,9 +30,13 @@ class IncompleteOutputError(PagedLCError, ValueError):
         """The error for a response that ends too early in ``what``."""
         details = response.additional_kwargs
         reason, tokens = details.get("finish_reason"), details.get("completion_tokens")
+        stop = details.get("stop_reason")
         text = response.message.content or ""
         if reason == "length":
             ending = f"cut off after {tokens} tokens; raise max_new_tokens (or max_tokens in the call)"
+        elif stop is not None:
+            what, option = ("string", "stop") if isinstance(stop, str) else ("token", "stop_token_ids")
+            ending = f"cut off after {tokens} tokens by the stop {what} {stop!r}; leave it out of {option}"
         else:
             ending = f"ended early after {tokens} tokens (finish reason {reason!r})"
         shown = f" It begins: {text[:_SHOWN]!r}" if text else ""

@@ -70,7 +70,7 @@ class StructuredOutputLLM(ToolCallingLLM):
             prompt_args: Variables of the template.
 
         Raises:
-            IncompleteOutputError: The object was cut off by ``max_new_tokens`` or an interruption.
+            IncompleteOutputError: The object was cut off by ``max_new_tokens``, a stop string or an interruption.
             pydantic.ValidationError: The object breaks a rule that no JSON schema expresses, such as a validator's.
         """
         if self.pydantic_program_mode is not PydanticProgramMode.DEFAULT:
@@ -205,8 +205,21 @@ def _with_schema(messages: Sequence[ChatMessage], schema: Mapping[str, Any]) -> 
     return [told, *messages[1:]]
 
 
+def _is_whole(response: ChatResponse) -> bool:
+    details = response.additional_kwargs
+    if details["finish_reason"] != "stop":
+        return False
+    if details["stop_reason"] is None:
+        return True
+    # A stop string may have come after the end of the JSON, or within. Digits that it cut off look like a whole number.
+    try:
+        return type(json.loads(response.message.content or "")) not in (int, float)
+    except ValueError:
+        return False
+
+
 def _object(output_cls: type[M], response: ChatResponse) -> M:
-    if response.additional_kwargs["finish_reason"] != "stop":
+    if not _is_whole(response):
         raise IncompleteOutputError.of(f"the JSON of a {output_cls.__name__}", response)
     return output_cls.model_validate_json(response.message.content or "")
 
@@ -221,13 +234,12 @@ class _PartialReader:
 
     def read(self, response: ChatResponse) -> Iterator[Any]:
         """The object so far if there is more of it; at the end of the stream, the object."""
-        finish_reason = response.additional_kwargs["finish_reason"]
-        if finish_reason != "stop":
+        if not _is_whole(response):
             known = parse_partial(response.message.content or "")
             if known != self._known:
                 self._known = known
                 yield self._partial()
-        if finish_reason is not None:
+        if response.additional_kwargs["finish_reason"] is not None:
             yield _object(self._output_cls, response)
 
     def _partial(self) -> BaseModel:
