@@ -99,7 +99,8 @@ def logprobs_wanted(logprobs: bool | int | None, top_logprobs: int | None) -> in
         return None
     if top_logprobs is None:
         return 0 if logprobs is True else logprobs
-    if logprobs not in (None, True) and logprobs != top_logprobs:
+    # By identity: 1 == True, and is a number.
+    if logprobs is not None and logprobs is not True and logprobs != top_logprobs:
         raise InvalidRequestError(
             f"logprobs={logprobs!r} and top_logprobs={top_logprobs!r} are the same option: leave one out."
         )

@@ -175,16 +175,20 @@ def test_of_two_names_in_a_call_the_later_counts(registry: FakeRegistry, cls: ty
 
 
 def test_a_number_of_log_probabilities_has_two_names(registry: FakeRegistry) -> None:
-    with pytest.raises(InvalidRequestError, match="logprobs=2 and top_logprobs=5"):
-        VLLMChat(logprobs=2, top_logprobs=5)
-    with pytest.raises(InvalidRequestError, match="logprobs=2 and top_logprobs=5"):
-        VLLMChat().invoke("Hi", logprobs=2, top_logprobs=5)
+    for number in (0, 1, 2):
+        with pytest.raises(InvalidRequestError, match=f"logprobs={number} and top_logprobs=5"):
+            VLLMChat(logprobs=number, top_logprobs=5)
+        with pytest.raises(InvalidRequestError, match=f"logprobs={number} and top_logprobs=5"):
+            VLLMChat().invoke("Hi", logprobs=number, top_logprobs=5)
     two, five = VLLMChat(logprobs=2), VLLMChat(top_logprobs=5)
     five.invoke("Hi", logprobs=2)
     two.invoke("Hi", top_logprobs=5)
     five.invoke("Hi", logprobs=True)
     five.invoke("Hi", logprobs=False)
-    assert [call.params.logprobs for call in registry.engine.calls] == [2, 5, 5, None]
+    five.invoke("Hi", logprobs=1)
+    five.invoke("Hi", logprobs=0)
+    VLLMChat(logprobs=1).invoke("Hi", top_logprobs=5)
+    assert [call.params.logprobs for call in registry.engine.calls] == [2, 5, 5, None, 1, 0, 5]
 
 
 def test_the_form_of_an_answer_is_given_once(registry: FakeRegistry) -> None:
