@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from langchain_core.messages import AIMessage
 
-from langchain_pagedlc._blocks import block_kind, block_text
+from langchain_pagedlc._blocks import block_kind, block_text, block_value
 
 __all__ = ["translate_answer"]
 
@@ -32,7 +32,7 @@ def translate_answer(message: AIMessage) -> dict[str, Any]:
     """An answer as an OpenAI-style message: ``content``, and ``tool_calls`` and ``reasoning_content`` if it has them.
 
     Raises:
-        InvalidRequestError: It holds something other than text, thoughts and calls.
+        InvalidRequestError: It holds something other than text, thoughts and calls, or a call without a name.
     """
     blocks: list[str | dict[str, Any]]
     blocks = [message.content] if isinstance(message.content, str) else message.content
@@ -41,7 +41,7 @@ def translate_answer(message: AIMessage) -> dict[str, Any]:
     translated: dict[str, Any] = {"role": "assistant", "content": text}
     if thoughts := _thoughts(blocks) or message.additional_kwargs.get("reasoning_content"):
         translated["reasoning_content"] = thoughts
-    calls = [(call["name"], call["args"], call["id"]) for call in message.tool_calls] or _calls_in(blocks)
+    calls = [(call["name"], call["args"], call["id"]) for call in message.tool_calls] or _calls_in(blocks, message)
     if calls:
         translated["tool_calls"] = [_tool_call(*call) for call in calls]
     return translated
@@ -67,14 +67,14 @@ def _thoughts(blocks: Iterable[str | dict[str, Any]]) -> str:
     return "\n".join(thoughts)
 
 
-def _calls_in(blocks: Iterable[str | dict[str, Any]]) -> list[tuple[str, Any, str | None]]:
+def _calls_in(blocks: Iterable[str | dict[str, Any]], message: AIMessage) -> list[tuple[str, Any, str | None]]:
     """Calls that stand among the content only, as in messages made by hand from a provider's answer."""
     calls = []
     for block in blocks:
         kind = block_kind(block)
         if isinstance(block, dict) and kind in _CALLS:
             arguments, call_id = _CALLS[kind]
-            calls.append((block["name"], block.get(arguments), block.get(call_id)))
+            calls.append((block_value(block, "name", message), block.get(arguments), block.get(call_id)))
     return calls
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from langchain_core.messages import (
@@ -16,7 +16,7 @@ from langchain_core.messages import (
 )
 
 from langchain_pagedlc._answers import translate_answer
-from langchain_pagedlc._blocks import block_kind, block_text
+from langchain_pagedlc._blocks import block_kind, block_text, block_value
 from pagedlc import InvalidRequestError
 
 __all__ = ["to_chat_messages"]
@@ -37,7 +37,8 @@ def to_chat_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         and ``reasoning_content``, as in OpenAI's API.
 
     Raises:
-        InvalidRequestError: No message, a message without a role in a conversation, or content that is not text.
+        InvalidRequestError: No message, a message without a role in a conversation, content that is not text, or a
+            block that lacks what its kind must have.
     """
     if not messages:
         raise InvalidRequestError("The conversation is empty: give at least one message.")
@@ -83,16 +84,21 @@ def _role(message: BaseMessage) -> str:
     )
 
 
-def _content(content: str | Iterable[str | dict[str, Any]], message: BaseMessage) -> str | list[dict[str, str]]:
+def _content(content: Any, message: BaseMessage) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": block_text(block, message)} for block in content]
+    # LangChain sees to the content of messages, and not to that of the results in them.
+    if isinstance(content, list) and all(isinstance(block, str | dict) for block in content):
+        return [{"type": "text", "text": block_text(block, message)} for block in content]
+    raise InvalidRequestError(
+        f"Content in a {type(message).__name__} must be a text or a list of blocks, not {content!r:.80}."
+    )
 
 
 def _result(block: dict[str, Any], message: BaseMessage) -> dict[str, Any]:
     translated = {
         "role": "tool",
         "content": _content(block.get("content") or "", message),
-        "tool_call_id": block["tool_use_id"],
+        "tool_call_id": block_value(block, "tool_use_id", message),
     }
     return {**translated, "status": "error"} if block.get("is_error") else translated

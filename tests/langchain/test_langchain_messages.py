@@ -179,6 +179,21 @@ def test_results_of_tools() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (HumanMessage([{"type": "tool_result"}]), "'tool_result' in a HumanMessage has no 'tool_use_id'"),
+        (HumanMessage([{"type": "tool_result", "tool_use_id": "1", "content": 5}]), "text or a list of blocks, not 5"),
+        (HumanMessage([{"type": "tool_result", "tool_use_id": "1", "content": [5]}]), "list of blocks, not .5."),
+        (AIMessage([{"type": "tool_use", "id": "1"}]), "'tool_use' in a AIMessage has no 'name'"),
+        (AIMessage([{"type": ["text"]}]), "not supported"),
+    ],
+)
+def test_a_block_that_lacks_something_is_an_error_that_says_so(message: BaseMessage, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        to_chat_messages([message])
+
+
 def test_a_call_that_was_no_json_is_left_out() -> None:
     broken = {"name": "f", "args": "{oops", "id": "1", "error": "no JSON"}
     assert to_chat_messages([AIMessage("Hm", invalid_tool_calls=[broken])]) == [{"role": "assistant", "content": "Hm"}]
