@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from langchain_core.messages import InvalidToolCall, ToolCall
 from langchain_core.runnables import Runnable
@@ -22,6 +22,11 @@ __all__ = ["ToolLike", "bound_tools", "cut_off_mark", "openai_tools", "sort_call
 #: A function, a pydantic model or TypedDict, a tool, a Runnable, or a dict of OpenAI's or Anthropic's form or JSON
 #: schema.
 ToolLike: TypeAlias = Mapping[str, Any] | type | Callable[..., Any] | BaseTool | Runnable[Any, Any]
+
+#: A dict with one of these describes a tool, and is no JSON schema.
+_TOOL_KEYS: Final = {"name", "function", "toolSpec"}
+#: The ways of composing a schema, and of how many of its parts it takes the form.
+_COMPOSED: Final = {"anyOf": all, "oneOf": all, "allOf": any}
 
 
 def openai_tools(tools: Sequence[ToolLike], strict: bool | None = None) -> list[dict[str, Any]]:
@@ -56,9 +61,53 @@ def _openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
     if isinstance(tool, Runnable) and not isinstance(tool, BaseTool):
         tool = tool.as_tool()
     try:
+        if isinstance(tool, Mapping) and {"title", "$ref"} & tool.keys() and not _TOOL_KEYS & tool.keys():
+            return convert_to_openai_tool(_schema_function(tool), strict=strict)
         return convert_to_openai_tool(tool, strict=strict)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"{tool!r} cannot be read as a tool: {error}") from error
+
+
+def _schema_function(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON schema as a function in OpenAI's form. LangChain would drop one that has no ``properties`` at its top.
+
+    Raises:
+        ValueError: It has no title, or is no schema of objects.
+    """
+    parameters = _resolved(schema, schema)
+    if "title" not in parameters:
+        raise ValueError("it needs a title, which becomes the tool's name.")
+    if not _describes_objects(parameters, schema):
+        raise ValueError(
+            "the arguments of a tool are always an object, and the schema is not one of objects. Make it a property of "
+            'one, or use with_structured_output(..., method="json_schema").'
+        )
+    function = {"name": parameters.pop("title"), "description": parameters.pop("description", "")}
+    return {**function, "parameters": parameters}
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema; if it is a reference, with what that stands for: templates and LangChain look for properties."""
+    reference = schema.get("$ref", "")
+    target: Any = root if reference.startswith("#/") else None
+    for key in reference.split("/")[1:]:
+        target = target.get(key) if isinstance(target, Mapping) else None
+    if not isinstance(target, Mapping):
+        return dict(schema)
+    return {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+
+
+def _describes_objects(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+    """Whether what fits a schema is an object, as far as its top and what that is composed of say."""
+    if "type" in schema:
+        return bool(schema["type"] == "object")
+    if "enum" in schema:
+        return all(isinstance(value, Mapping) for value in schema["enum"])
+    return all(
+        how_many(_describes_objects(_resolved(part, root), root) for part in schema[key])
+        for key, how_many in _COMPOSED.items()
+        if key in schema
+    )
 
 
 def sort_calls(calls: Sequence[AnswerCall]) -> tuple[list[ToolCall], list[InvalidToolCall]]:

@@ -316,7 +316,7 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
         Args:
             schema: A pydantic model (the result is an instance of it), or a TypedDict or JSON schema (the result is
                 a dict).
-            method: ``"json_schema"``: the answer is held to the schema. ``"function_calling"``: the schema is a tool
+            method: ``"json_schema"``: the answer is held to the schema. ``"function_calling"``: the schema, of objects, is a tool
                 that must be called, so that the model is told about it, too. ``"json_mode"``: the answer is some JSON
                 object, and what keys it has is up to the prompt; ``schema`` may be left out.
             include_raw: The result is a dict of ``raw`` (the message), ``parsed`` and ``parsing_error``.

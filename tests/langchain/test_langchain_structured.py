@@ -199,6 +199,61 @@ class Tree(BaseModel):
     children: list[Tree] = []
 
 
+COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"title": "Tree", "anyOf": [COUNT, {"$ref": "#/$defs/Name"}], "$defs": {"Name": NAME}}, {"name": "Zoë"}),
+        ({"title": "Tree", "allOf": [{"$ref": "#/$defs/Count"}], "$defs": {"Count": COUNT}}, {"count": 3}),
+        ({"title": "Tree", "$ref": "#/$defs/Count", "$defs": {"Count": COUNT}}, {"count": 3}),
+        (
+            {"title": "Tree", "type": "object", "patternProperties": {"^n": {"type": "integer"}}, "minProperties": 1},
+            {"n": 1},
+        ),
+        (Tree.model_json_schema(), {"name": "root", "children": [{"name": "leaf", "children": []}]}),
+    ],
+)
+def test_the_schema_of_a_call_need_not_list_properties_at_its_top(
+    scripted_llm: ScriptedFactory, schema: dict[str, Any], values: dict[str, Any], strict: bool | None
+) -> None:
+    chat = VLLMChat(**scripted_llm(call_text("Tree", **values)).options, temperature=0)
+    structured = chat.with_structured_output(schema, method="function_calling", strict=strict)
+    assert structured.invoke("Who?") == values
+    (call,) = chat.bind_tools([schema], tool_choice="Tree", strict=strict).invoke("Who?").tool_calls
+    assert call["args"] == values
+
+
+def test_any_number_of_properties(scripted_llm: ScriptedFactory) -> None:
+    schema = {"title": "Counts", "type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2}
+    chat = VLLMChat(**scripted_llm(call_text("Counts", a=1, b=2)).options, temperature=0)
+    assert chat.with_structured_output(schema, method="function_calling").invoke("Hi") == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "string", "enum": ["a", "b"]},
+        {"enum": ["a", "b"]},
+        {"type": ["object", "null"], "properties": {}},
+        {"anyOf": [COUNT, {"type": "string"}]},
+        {"$ref": "#/$defs/Word", "$defs": {"Word": {"type": "string"}}},
+    ],
+)
+def test_a_call_has_an_object(scripted_llm: ScriptedFactory, schema: dict[str, Any], strict: bool | None) -> None:
+    chat = VLLMChat(**scripted_llm("").options)
+    schema = {"title": "Thing", **schema}
+    with pytest.raises(InvalidRequestError, match=r'always an object.*method="json_schema"'):
+        chat.with_structured_output(schema, method="function_calling", strict=strict)
+    with pytest.raises(InvalidRequestError, match="always an object"):
+        chat.bind_tools([schema], strict=strict)
+
+
 def test_what_cannot_work_is_said_at_once(scripted_llm: ScriptedFactory) -> None:
     chat = VLLMChat(**scripted_llm("").options)
     with pytest.raises(InvalidRequestError, match="no method 'xml'"):
@@ -209,6 +264,8 @@ def test_what_cannot_work_is_said_at_once(scripted_llm: ScriptedFactory) -> None
         chat.with_structured_output({"type": "object", "default": object()})
     with pytest.raises(InvalidRequestError, match="cannot be read as a schema"):
         chat.with_structured_output(BaseModel)
+    with pytest.raises(InvalidRequestError, match="it needs a title"):
+        chat.with_structured_output({"$ref": "#/$defs/Count", "$defs": {"Count": COUNT}}, method="function_calling")
     with pytest.raises(InvalidRequestError, match="leave structured_outputs out"):
         chat.with_structured_output(Person, structured_outputs={"regex": "a"})
     with pytest.raises(InvalidRequestError, match="response_format"):
