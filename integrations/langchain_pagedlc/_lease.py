@@ -49,7 +49,7 @@ class EngineLease:
 
     def __copy__(self) -> EngineLease:
         twin = EngineLease(self._model, self._options)
-        twin._llm = self._llm
+        twin._llm, twin._closed = self._llm, self._closed
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EngineLease:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
+from langchain_core.caches import BaseCache
 from langchain_core.callbacks import Callbacks
+from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatResult, LLMResult
 from langchain_core.runnables import RunnableConfig
 
 from langchain_pagedlc._batching import MAX_THREADS, Batch, admit_all, invoke_all, invoke_as_completed
+from langchain_pagedlc._caching import WholeAnswersCache
 from langchain_pagedlc._runs import run_of, running_in, with_run_id
 
 __all__ = ["ManyRunsChat"]
@@ -63,13 +66,24 @@ class ManyRunsChat(BaseChatModel):
     def interrupt(self, name: str | uuid.UUID) -> int:
         """End answers by a name; returns how many there were."""
 
+    @abstractmethod
+    def _may_cache(self, options: Mapping[str, Any]) -> bool:
+        """Whether what LangChain's cache goes by says all that decides about the answer of a call."""
+
     def _generate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
         with running_in(run_of(kwargs.get("run_manager"))):
-            return super()._generate_with_cache(*args, **kwargs)
+            return super(ManyRunsChat, self._caching(kwargs))._generate_with_cache(*args, **kwargs)
 
     async def _agenerate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
         with running_in(run_of(kwargs.get("run_manager"))):
-            return await super()._agenerate_with_cache(*args, **kwargs)
+            return await super(ManyRunsChat, self._caching(kwargs))._agenerate_with_cache(*args, **kwargs)
+
+    def _caching(self, options: Mapping[str, Any]) -> Self:
+        """This model for one call, which neither gets nor leaves in LangChain's cache what was cut short."""
+        cache = self.cache if isinstance(self.cache, BaseCache) else get_llm_cache()
+        if self.cache is False or cache is None:
+            return self
+        return self.model_copy(update={"cache": WholeAnswersCache(cache) if self._may_cache(options) else False})
 
     def generate(
         self,

@@ -110,7 +110,8 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
 
     Interrupt. ``stop_when`` ends an answer by what it says; ``interrupt`` ends it by the id of its run or its
     conversation; with ``barge_in`` a new turn ends what its conversation is still generating. The text so far stays,
-    with ``finish_reason`` ``"interrupted"``::
+    with ``finish_reason`` ``"interrupted"``. LangChain's cache gets no such answer, and is not asked where there is a
+    ``stop_when``::
 
         answer = chat.invoke(messages, stop_when=lambda text: text.count(",") >= 2)
 
@@ -220,6 +221,9 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
             structured_output=True,
         )
 
+    def _may_cache(self, options: Mapping[str, Any]) -> bool:
+        return options.get("stop_when", self.stop_when) is None
+
     def _generate(
         self,
         messages: list[BaseMessage],
@@ -316,9 +320,10 @@ class VLLMChat(EngineBacked, SamplingFields, ManyRunsChat):
         Args:
             schema: A pydantic model (the result is an instance of it), or a TypedDict or JSON schema (the result is
                 a dict).
-            method: ``"json_schema"``: the answer is held to the schema. ``"function_calling"``: the schema, of objects, is a tool
-                that must be called, so that the model is told about it, too. ``"json_mode"``: the answer is some JSON
-                object, and what keys it has is up to the prompt; ``schema`` may be left out.
+            method: ``"json_schema"``: the answer is held to the schema. ``"function_calling"``: the schema, which must
+                be one of objects, is a tool that must be called, so that the model is told about it, too.
+                ``"json_mode"``: the answer is some JSON object, and what keys it has is up to the prompt; ``schema``
+                may be left out.
             include_raw: The result is a dict of ``raw`` (the message), ``parsed`` and ``parsing_error``.
             strict: As in OpenAI's API. The answer is held to the schema either way.
             **kwargs: Call options to bind along.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_fakes import eventually
@@ -184,6 +186,46 @@ async def test_closing_and_cancelling_free_everything(scripted_llm: ScriptedFact
         await task
     await all_free(llm)
     assert chat.interrupt("c") == 0
+
+
+@pytest.fixture
+def cache() -> Iterator[InMemoryCache]:
+    """LangChain's cache for all models."""
+    cache = InMemoryCache()
+    set_llm_cache(cache)
+    yield cache
+    set_llm_cache(None)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("synchronous", [False, True])
+async def test_langchains_cache_gets_no_interrupted_answer(
+    scripted_llm: ScriptedFactory, cache: InMemoryCache, streaming: bool, synchronous: bool
+) -> None:
+    llm = scripted_llm([ENDLESS, SENTENCES])
+    chat = VLLMChat(**llm.options, max_tokens=1500, conversation_id="c", streaming=streaming)
+    task = asyncio.create_task(asyncio.to_thread(chat.invoke, "Hi") if synchronous else chat.ainvoke("Hi"))  # type: ignore[arg-type]
+    await eventually(lambda: llm.stats().num_running == 1)
+    assert chat.interrupt("c") == 1
+    check_interrupted(await task, ENDLESS)
+    for answer in (await chat.ainvoke("Hi"), chat.invoke("Hi")):
+        assert answer.text == SENTENCES
+    assert len(llm.turns) == 2
+
+
+async def test_stop_when_counts_whatever_langchains_cache_has(
+    scripted_llm: ScriptedFactory, cache: InMemoryCache
+) -> None:
+    llm = scripted_llm(SENTENCES)
+    chat, never = VLLMChat(**llm.options), VLLMChat(**llm.options, stop_when=lambda text: False)
+    stops = VLLMChat(**llm.options, stop_when=lambda text: "Two" in text)
+    assert never.invoke("Hi").text == chat.invoke("Hi").text == SENTENCES
+    assert len(llm.turns) == 2
+    check_interrupted(stops.invoke("Hi"), SENTENCES)
+    check_interrupted(await stops.ainvoke("Hi"), SENTENCES)
+    check_interrupted(chat.invoke("Hi", stop_when=lambda text: "Two" in text), SENTENCES)
+    assert stops.invoke("Hi", stop_when=None).text == chat.invoke("Hi").text == SENTENCES
+    assert len(llm.turns) == 6
 
 
 async def test_a_call_that_is_interrupted_is_no_call(scripted_llm: ScriptedFactory) -> None:

@@ -9,6 +9,7 @@ import pickle
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.runnables import ConfigurableField
 from langchain_fakes import FakeRegistry
@@ -58,6 +59,14 @@ def test_closing_gives_the_engine_back(model_class: Any, registry: FakeRegistry)
     second.close()
     gc.collect()
     assert not registry.engine.alive
+
+
+def test_a_closed_model_stays_closed(model_class: Any, registry: FakeRegistry) -> None:
+    model = model_class(cache=InMemoryCache())
+    model.close()
+    for closed in (model, copy.copy(model)):
+        with pytest.raises(EngineClosedError):
+            closed.invoke("Hi")
 
 
 def test_a_forgotten_model_gives_the_engine_back(model_class: Any, registry: FakeRegistry) -> None:
