@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from itertools import product
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 from langchain_core.messages import InvalidToolCall, ToolCall
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
+from pydantic import BaseModel
 
 from pagedlc import InvalidRequestError
 from pagedlc.tools import ToolCall as AnswerCall
@@ -25,6 +28,7 @@ ToolLike: TypeAlias = Mapping[str, Any] | type | Callable[..., Any] | BaseTool |
 
 #: A dict with one of these describes a tool, and is no JSON schema.
 _TOOL_KEYS: Final = {"name", "function", "toolSpec"}
+_REFERENCE: Final = re.compile(r'"#/\$defs/([^"]+)"')
 #: The ways of composing a schema, and of how many of its parts it takes the form.
 _COMPOSED: Final = {"anyOf": all, "oneOf": all, "allOf": any}
 
@@ -61,11 +65,25 @@ def _openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
     if isinstance(tool, Runnable) and not isinstance(tool, BaseTool):
         tool = tool.as_tool()
     try:
+        if _is_recursive_model(tool):
+            tool = tool.model_json_schema()
         if isinstance(tool, Mapping) and {"title", "$ref"} & tool.keys() and not _TOOL_KEYS & tool.keys():
             return convert_to_openai_tool(_schema_function(tool), strict=strict)
         return convert_to_openai_tool(tool, strict=strict)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"{tool!r} cannot be read as a tool: {error}") from error
+
+
+def _is_recursive_model(tool: ToolLike) -> TypeGuard[type[BaseModel]]:
+    """Whether a model refers to itself. LangChain writes references out, and lets what has no end be anything."""
+    if not (isinstance(tool, type) and issubclass(tool, BaseModel)):
+        return False
+    parts = tool.model_json_schema().get("$defs", {})
+    try:
+        TopologicalSorter({name: _REFERENCE.findall(json.dumps(part)) for name, part in parts.items()}).prepare()
+    except CycleError:
+        return True
+    return False
 
 
 def _schema_function(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,9 +194,26 @@ def test_a_recursive_model(scripted_llm: ScriptedFactory) -> None:
     assert chat.with_structured_output(Tree).invoke("Hi") == Tree(name="root", children=[Tree(name="leaf")])
 
 
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_recursive_model_as_a_tool(scripted_llm: ScriptedFactory, strict: bool | None) -> None:
+    """What the model wants does not fit, however deep it stands; what it may say does."""
+    for schema in (Tree, Garden):
+        values: Any = {"name": "a", "children": [{"name": "b", "children": ["c"]}]}
+        script = call_text(schema.__name__, **(values if schema is Tree else {"tree": values}))
+        chat = VLLMChat(**scripted_llm(script).options, temperature=0)
+        found = chat.with_structured_output(schema, method="function_calling", strict=strict).invoke("Hi")
+        assert isinstance(found, schema)
+        tree = found if isinstance(found, Tree) else found.tree  # type: ignore[attr-defined]
+        assert tree.children[0].name == "b"
+
+
 class Tree(BaseModel):
     name: str
     children: list[Tree] = []
+
+
+class Garden(BaseModel):
+    tree: Tree
 
 
 COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
