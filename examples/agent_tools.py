@@ -2,6 +2,9 @@
 
 Arguments are held to the tools' schemas while they are written, so no call is ever malformed. Run it with
 ``python examples/agent_tools.py``. No server, no key, no network.
+
+The default model is small enough for any computer, and too small to say what a tool told it: its calls are right, its
+answers are not. Set ``MODEL`` to a larger one for those.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_pagedlc import VLLMChat
 
+MODEL = "smollm2"
 SYSTEM = "You are the porter of a small hotel. Look things up with the tools, and tell the guest what they say."
 
 
@@ -40,7 +44,7 @@ def look_up_first(request: ModelRequest, handler: Callable[[ModelRequest], Model
 
 
 def main() -> None:
-    chat = VLLMChat(model="smollm2", temperature=0, repetition_penalty=1.1, max_tokens=48)
+    chat = VLLMChat(model=MODEL, temperature=0, repetition_penalty=1.1, max_tokens=48)
     agent = create_agent(
         chat,
         [weather, breakfast_hours],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from functools import partial
@@ -76,7 +77,15 @@ class ServedModel:
         #: Others use this LLM, too: leaving a ``with`` block does not close it.
         self.shared = False
         self._closed = False
-        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._own_lock = threading.RLock()
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """Held while something is loaded; another one in a fork, whose parent may hold this one forever."""
+        if self._process != os.getpid():
+            self._process, self._own_lock = os.getpid(), threading.RLock()
+        return self._own_lock
 
     @property
     def model_name(self) -> str:

@@ -39,7 +39,8 @@ _FOR_TRACES: Final = "ls_structured_output_format"
 
 #: Why an answer may end before its object is complete, and what to do about it.
 _CUT_OFF: Final[Mapping[str, str]] = {
-    "length": "max_tokens (or the end of the context) cut the object off before it was complete: raise max_tokens.",
+    "length": "max_tokens (or the end of the context) cut the object off before it was complete: raise max_tokens, or "
+    "bound its lists and strings (max_length), in which a small model may repeat itself without end.",
     "interrupted": "The answer was interrupted before the object was complete.",
     "abort": "The answer was given up before the object was complete.",
 }
@@ -169,7 +170,10 @@ def _joined(
         return model | parser
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+    # The model comes first, as options of a call reach the first step only.
+    return (
+        model | RunnableMap(raw=RunnablePassthrough()) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+    )
 
 
 def _is_model(schema: Schema | None) -> TypeIs[type[BaseModel]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedlc import SamplingParams
+from pagedlc.beside import Beside
 from pagedlc.interruption import RunningAnswers
 from pagedlc.outputs import CompletionChunk, CompletionOutput, RequestOutput, Timings
 from pagedlc_engine.config import EngineConfig
@@ -102,6 +103,7 @@ class FakeLLM:
         self.tokenizer = FakeTokenizer()
         self.chat_template = FakeChatTemplate()
         self.running = RunningAnswers()
+        self.beside = Beside()
 
     def load(self) -> FakeLLM:
         self.engine.loads += 1

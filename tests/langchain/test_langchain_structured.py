@@ -101,6 +101,22 @@ async def test_an_object_that_is_cut_off_says_so(scripted_llm: ScriptedFactory, 
     assert "max_tokens" in str(result["parsing_error"])
 
 
+@pytest.mark.parametrize("method", METHODS)
+async def test_options_of_a_call_count_with_and_without_the_message(scripted_llm: ScriptedFactory, method: Any) -> None:
+    chat = VLLMChat(**scripted_llm(script_for(Person, method)).options, temperature=0, max_tokens=22)
+    structured = chat.with_structured_output(Person, method=method, include_raw=True)
+    expected = chat.with_structured_output(Person, method=method).invoke("Who?", max_tokens=200)
+    results = [
+        structured.invoke("Who?", max_tokens=200),
+        await structured.ainvoke("Who?", max_tokens=200),
+        *structured.batch(["Who?"], max_tokens=200),
+        next(part for part in structured.stream("Who?", max_tokens=200) if "parsed" in part),
+    ]
+    assert [result["parsed"] for result in results] == [expected] * 4
+    with pytest.raises(InvalidRequestError, match="max_tokens"):
+        structured.invoke("Who?", max_tokns=200)
+
+
 @pytest.mark.parametrize("method", ["json_schema", "json_mode"])
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("stop", ["oë", "6", "}"])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pagedlc import CompletionChunk, SamplingParams
+from pagedlc.beside import Beside
 from pagedlc.interruption import RunningAnswers
 from pagedlc.outputs import Timings
 from pagedlc_engine.request import Logprob
@@ -65,6 +66,7 @@ class FakeLLM:
         self.tokenizer = FakeTokenizer()
         self.chat_template = FakeTemplate(self.has_template)
         self.running = RunningAnswers()
+        self.beside = Beside()
 
     def load(self) -> FakeLLM:
         self.loaded = True

@@ -158,8 +158,9 @@ def _schema_problem(schema: Mapping[str, Any]) -> str:
 
 
 def _message(matcher: LLMatcher) -> str:
-    """What is wrong, without the library's inner state."""
-    return _plain(str(matcher.get_error()).split("\n<")[0].strip()) or "the token is not allowed"
+    """What is wrong, without the library's inner state and the grammar that was written around a regular expression."""
+    message = re.split(r"\n<|\n +1 \| start: /", str(matcher.get_error()))[0]
+    return _plain(message.strip()) or "the token is not allowed"
 
 
 def _plain(message: str) -> str:

@@ -120,9 +120,7 @@ def load_library() -> Library | None:
     try:
         return Library(str(build()))
     except (BuildError, OSError, AttributeError) as error:
-        logger.warning(
-            "The CPU step could not be compiled, torch computes instead, some three times slower: %s.", error
-        )
+        logger.warning("The CPU step could not be compiled, torch computes instead, several times slower: %s.", error)
         return None
 
 
