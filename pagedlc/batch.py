@@ -96,7 +96,10 @@ class RequestBatch:
                 errors.append(error)
         if errors:
             errors[0].outputs = [reader.result() if reader.finished else None for reader in self._readers.values()]
-            raise errors[0]
+            try:
+                raise errors[0]
+            finally:
+                del errors  # the error's traceback holds this frame
         return sum(self._readers[request_id].finished for request_id in ended)
 
     def results(self) -> list[RequestOutput]:

@@ -107,7 +107,7 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
         quantization=quantization,
         attention=attention,
         max_num_batched_tokens=config.max_num_batched_tokens or _token_budget(device, while_streaming),
-        block_size=kv_block_size(config),
+        block_size=config.block_size or (GPU_BLOCK_SIZE if fused else CPU_BLOCK_SIZE),
         fused=fused,
         max_num_batched_tokens_while_streaming=while_streaming,
         native=native,
@@ -134,9 +134,9 @@ def check_hardware(config: EngineConfig) -> None:
     """
     _check_number(config.device, torch.cuda.device_count())
     device = torch.device("cuda" if _on_gpu(config) else "cpu")
-    dtype = _dtype(config, device)
     _check_attention(config, device)
-    if device.type == "cuda" or dtype != torch.float32:
+    dtype = _dtype(config, device)
+    if config.device != "auto" and (device.type == "cuda" or dtype != torch.float32):
         _quantization(config, device, dtype)
 
 

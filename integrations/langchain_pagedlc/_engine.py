@@ -73,10 +73,7 @@ class EngineBacked(BaseModel):
     @property
     def llm(self) -> LLM:
         """The ``pagedlc.LLM`` behind this model: ``stats()``, ``reset_prefix_cache()``, ``tokenizer`` …"""
-        wanted = EngineLease(self.model, self._llm_options())
-        if wanted != self._lease:  # a field was changed, as by model_copy(update=...)
-            self._lease = wanted
-        return self._lease.llm
+        return self._settled_lease().llm
 
     def load(self) -> Self:
         """Load the weights now rather than with the first request."""
@@ -101,6 +98,19 @@ class EngineBacked(BaseModel):
     def __copy__(self) -> Self:
         twin = super().__copy__()
         twin._lease = copy.copy(self._lease)
+        return twin
+
+    def _settled_lease(self) -> EngineLease:
+        wanted = EngineLease(self.model, self._llm_options())
+        if wanted != self._lease:  # a field was changed, as by model_copy(update=...)
+            self._lease = wanted
+        return self._lease
+
+    def _twin(self, **changes: Any) -> Self:
+        """A copy with other fields, but the same hold on the engine: what the copy takes, this model has."""
+        lease = self._settled_lease()
+        twin = self.model_copy(update=changes)
+        twin._lease = lease
         return twin
 
     def _token_text(self, token_id: int) -> str:

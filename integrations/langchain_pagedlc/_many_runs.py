@@ -70,6 +70,10 @@ class ManyRunsChat(BaseChatModel):
     def _may_cache(self, options: Mapping[str, Any]) -> bool:
         """Whether what LangChain's cache goes by says all that decides about the answer of a call."""
 
+    @abstractmethod
+    def _twin(self, **changes: Any) -> Self:
+        """A copy with other fields, but the same hold on the engine."""
+
     def _generate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
         with running_in(run_of(kwargs.get("run_manager"))):
             return super(ManyRunsChat, self._caching(kwargs))._generate_with_cache(*args, **kwargs)
@@ -83,7 +87,7 @@ class ManyRunsChat(BaseChatModel):
         cache = self.cache if isinstance(self.cache, BaseCache) else get_llm_cache()
         if self.cache is False or cache is None:
             return self
-        return self.model_copy(update={"cache": WholeAnswersCache(cache) if self._may_cache(options) else False})
+        return self._twin(cache=WholeAnswersCache(cache) if self._may_cache(options) else False)
 
     def generate(
         self,

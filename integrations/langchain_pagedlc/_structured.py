@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from langchain_core.exceptions import OutputParserException
@@ -18,7 +17,7 @@ from langchain_core.output_parsers import (
     PydanticToolsParser,
 )
 from langchain_core.outputs import ChatGeneration, Generation
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
@@ -168,12 +167,15 @@ def _joined(
     """The object; or the message, the object, and the error if there is none."""
     if not include_raw:
         return model | parser
-    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
-    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+
+    def read(raw: BaseMessage, config: RunnableConfig) -> dict[str, Any]:
+        try:
+            return {"raw": raw, "parsed": parser.invoke(raw, config), "parsing_error": None}
+        except Exception as error:
+            return {"raw": raw, "parsed": None, "parsing_error": error}
+
     # The model comes first, as options of a call reach the first step only.
-    return (
-        model | RunnableMap(raw=RunnablePassthrough()) | parsed.with_fallbacks([failed], exception_key="parsing_error")
-    )
+    return model | RunnableLambda(read)
 
 
 def _is_model(schema: Schema | None) -> TypeIs[type[BaseModel]]:

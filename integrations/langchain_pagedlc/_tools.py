@@ -70,7 +70,7 @@ def _openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
         if isinstance(tool, Mapping) and {"title", "$ref"} & tool.keys() and not _TOOL_KEYS & tool.keys():
             return convert_to_openai_tool(_schema_function(tool), strict=strict)
         return convert_to_openai_tool(tool, strict=strict)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"{tool!r} cannot be read as a tool: {error}") from error
 
 

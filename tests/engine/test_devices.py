@@ -94,8 +94,8 @@ def test_other_names_are_refused_at_once(tmp_path: Path, wanted: str) -> None:
         (1, {"device": "cuda:1"}, "torch sees only 'cuda:0'"),
         (0, {"attention_backend": "triton"}, "needs a CUDA device; use 'torch' or 'auto'"),
         (1, {"device": "cpu", "attention_backend": "triton"}, "needs a CUDA device"),
-        (1, {"quantization": "int8"}, "use quantization='none' here"),
-        (0, {"quantization": "fp16", "dtype": "bfloat16"}, "needs a CPU with .* and dtype float32"),
+        (1, {"device": "cuda", "quantization": "int8"}, "use quantization='none' here"),
+        (0, {"device": "cpu", "quantization": "fp16", "dtype": "bfloat16"}, "needs a CPU with .* and dtype float32"),
     ],
     ids=str,
 )

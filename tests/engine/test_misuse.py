@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import os
 import pickle
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -271,6 +273,22 @@ def test_a_stop_string_counts_whichever_of_the_prompts_failed_before(llm: LLM, f
     assert [output and output.outputs[0].text for output in outputs] == [
         "c" if at == finished else None for at in (0, 1)
     ]
+
+
+def test_a_failed_batch_holds_no_engine(tmp_path: Path) -> None:
+    failing = SamplingParams(max_tokens=9, structured_outputs={"regex": "ca7"}, bad_words=["7"])
+
+    def fail() -> weakref.ref[LLM]:
+        llm = tiny_llm(tmp_path)
+        with pytest.raises(InvalidRequestError, match="No token is left"):
+            llm.generate([[1], [1]], failing)
+        return weakref.ref(llm)
+
+    gc.disable()
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("slow_reader")

@@ -176,6 +176,8 @@ def test_what_only_looks_like_a_keyword_is_kept(scripted_llm: Make) -> None:
     assert answer(scripted_llm(text), {"json": form}).text == text
     text = '{"format": "path", "default": 1}'
     assert answer(scripted_llm(text), {"json": {"enum": [json.loads(text)]}}).text == text
+    elsewhere = {"$ref": "#/components/schemas/default", "components": {"schemas": {"default": {"const": 7}}}}
+    assert answer(scripted_llm("7"), {"json": elsewhere}).text == "7"
 
 
 # -- the other parameters ---------------------------------------------------------------------------------

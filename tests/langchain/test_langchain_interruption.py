@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import pickle
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from langchain_fakes import eventually
 from langchain_ways import all_ways, call_text, whole
 
 from langchain_pagedlc import VLLMChat
-from pagedlc import InvalidRequestError
+from pagedlc import InvalidRequestError, served_model
 from pagedlc_engine.client import EngineClient
 from scripted_model import ScriptedLLM
 
@@ -226,6 +228,27 @@ async def test_stop_when_counts_whatever_langchains_cache_has(
     check_interrupted(chat.invoke("Hi", stop_when=lambda text: "Two" in text), SENTENCES)
     assert stops.invoke("Hi", stop_when=None).text == chat.invoke("Hi").text == SENTENCES
     assert len(llm.turns) == 6
+
+
+@pytest.mark.usefixtures("cache")
+def test_beside_langchains_cache_all_calls_of_a_model_share_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    start = served_model.start_host
+
+    def count(*arguments: Any) -> Any:
+        started.append(arguments)
+        return start(*arguments)
+
+    monkeypatch.setattr(served_model, "start_host", count)
+    chat = VLLMChat(model="smollm2", max_model_len=256, max_tokens=1)
+    unpickled = pickle.loads(pickle.dumps(chat))
+    del chat
+    gc.collect()
+    changed = unpickled.model_copy(update={"engine_options": {"max_model_len": 128}})
+    for model in (unpickled, changed):
+        for question in ("Hi", "Ho"):
+            assert model.invoke(question).usage_metadata["output_tokens"] == 1
+    assert len(started) == 2
 
 
 async def test_a_call_that_is_interrupted_is_no_call(scripted_llm: ScriptedFactory) -> None:

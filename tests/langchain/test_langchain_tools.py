@@ -134,6 +134,16 @@ def test_a_choice_or_tool_that_does_not_exist_is_an_error(scripted_llm: Scripted
         chat.bind_tools([{"type": "web_search"}])
     with pytest.raises(InvalidRequestError, match="cannot be read as a tool"):
         chat.bind_tools([{"surprise": 1}])
+
+    class Unwritable(BaseModel):
+        """A class that has no JSON schema."""
+
+        work: Callable[[], None]
+
+    endless = {"anyOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": {"anyOf": [{"$ref": "#/$defs/B"}]}}}
+    for unreadable in (Unwritable, {"title": "Endless", **endless}):
+        with pytest.raises(InvalidRequestError, match="cannot be read as a tool"):
+            chat.bind_tools([unreadable])
     for no_list in (None, 5, "now", {"type": "web_search"}):
         with pytest.raises(InvalidRequestError, match="must be a list of tools"):
             chat.bind_tools(no_list)  # type: ignore[arg-type]

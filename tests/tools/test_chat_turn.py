@@ -260,6 +260,12 @@ def test_a_refused_schema_is_told_by_tool_and_argument(
     assert run(ChatTurn(llm, ASK, [*TOOLS, one_argument({"type": "integer"})])).text == "Hi."
 
 
+def test_of_two_refused_arguments_the_first_is_told_with_its_own_reason(scripted_llm: Make) -> None:
+    properties = {"good": {}, "a": {"type": "string", "pattern": "(?=a)b"}, "b": {"type": "text"}}
+    with pytest.raises(InvalidRequestError, match=r"its argument 'a' cannot be used: (.|\n)*look-around"):
+        run(ChatTurn(scripted_llm("Hi."), ASK, [{"name": "odd", "parameters": {"properties": properties}}]))
+
+
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -132,25 +132,24 @@ def _tool_at_fault(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None
     """Which tool, and if it is one of them which argument, the library refuses, and why."""
     for tool, schema in tools:
         if problem := _schema_problem(schema):
-            argument = _argument_at_fault(schema)
-            what = "arguments" if argument is None else f"argument {argument!r}"
+            what, problem = _argument_at_fault(schema) or ("arguments", problem)
             return f"Tool {tool!r}: the schema of its {what} cannot be used: {problem}"
     return None
 
 
-def _argument_at_fault(schema: Mapping[str, Any]) -> str | None:
-    """The first argument without whose schema a refused schema would do."""
+def _argument_at_fault(schema: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first argument with which the schema is refused, and why."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or len(properties) > _MOST_SEARCHED:
         return None
     names = list(properties)
 
-    def refused(number: int) -> bool:
+    def problem(number: int) -> str:
         chosen = {name: properties[name] if position < number else True for position, name in enumerate(names)}
-        return bool(_schema_problem({**schema, "properties": chosen}))
+        return _schema_problem({**schema, "properties": chosen})
 
-    number = bisect_left(range(len(names)), True, key=refused)
-    return names[number - 1] if number else None
+    number = bisect_left(range(len(names)), True, key=lambda number: bool(problem(number)))
+    return (f"argument {names[number - 1]!r}", problem(number)) if number else None
 
 
 def _schema_problem(schema: Mapping[str, Any]) -> str:

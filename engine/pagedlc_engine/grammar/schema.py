@@ -15,6 +15,8 @@ _WHITESPACE = r"( ?|\n {0,16})"
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _ONE_OF_SCHEMAS = ("anyOf", "oneOf", "prefixItems")
 _A_SCHEMA = ("items", "additionalProperties", "contains", "propertyNames")
+#: Keywords that may hold schemas in any way but by name.
+_PARTS = (*_ONE_OF_SCHEMAS, *_A_SCHEMA, "allOf", "not", "if", "then", "else", "unevaluatedProperties")
 #: The formats of strings that the library knows.
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 #: Keywords beside which an object's own list of properties is not all there is.
@@ -49,10 +51,10 @@ def _without_annotations(schema: Any) -> Any:
     for keyword, value in schema.items():
         if keyword in _OF_SCHEMAS and isinstance(value, Mapping):
             kept[keyword] = {name: _without_annotations(part) for name, part in value.items()}
-        elif keyword in ("enum", "const", "x-guidance"):
-            kept[keyword] = value
-        elif keyword not in ("default", "examples") and not (keyword == "format" and value not in _FORMATS):
+        elif keyword in _PARTS:
             kept[keyword] = _without_annotations(value)
+        elif keyword not in ("default", "examples") and not (keyword == "format" and value not in _FORMATS):
+            kept[keyword] = value
     return kept
 
 
