@@ -62,8 +62,11 @@ def _thoughts(blocks: Iterable[str | dict[str, Any]]) -> str:
     thoughts: list[str] = []
     for block in blocks:
         if isinstance(block, dict) and block_kind(block) in _THOUGHTS:
-            summary = [part.get("text", "") for part in block.get("summary") or ()]
-            thoughts += filter(None, [block.get("reasoning") or block.get("thinking"), *summary])
+            summary = block.get("summary")
+            parts = summary if isinstance(summary, list) else [summary]
+            texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+            said = [block.get("reasoning") or block.get("thinking"), *texts]
+            thoughts += (text for text in said if isinstance(text, str) and text)
     return "\n".join(thoughts)
 
 

@@ -152,9 +152,14 @@ def test_thoughts_come_from_blocks_summaries_and_keywords() -> None:
     answers = [
         AIMessage([{"type": "reasoning", "id": "r", "summary": summary}, {"type": "text", "text": "Yes."}]),
         AIMessage("Yes.", additional_kwargs={"reasoning_content": "First.\nThen."}),
+        AIMessage([{"type": "reasoning", "reasoning": "First.", "summary": "Then."}, "Yes."]),
+        AIMessage([{"type": "thinking", "thinking": "First.", "summary": ["Then.", None, {"text": 5}]}, "Yes."]),
+        AIMessage([{"type": "reasoning", "reasoning": 7, "summary": 7}, "Yes."]),
     ]
     expected = {"role": "assistant", "content": "Yes.", "reasoning_content": "First.\nThen."}
-    assert to_chat_messages(answers) == [expected, expected]
+    *thoughtful, thoughtless = to_chat_messages(answers)
+    assert thoughtful == [expected] * 4
+    assert thoughtless == {"role": "assistant", "content": "Yes."}
 
 
 def test_results_of_tools() -> None:
