@@ -163,7 +163,7 @@ def _settled_on_gpu(config: EngineConfig) -> dict[str, object]:
     return {
         "device": "cuda" if only or config.device == "auto" else config.device,
         "attention_backend": "torch" if config.attention_backend == "torch" else "triton",
-        "quantization": None,
+        "quantization": None if config.quantization == "auto" else config.quantization,
     }
 
 
