@@ -107,7 +107,7 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
         quantization=quantization,
         attention=attention,
         max_num_batched_tokens=config.max_num_batched_tokens or _token_budget(device, while_streaming),
-        block_size=config.block_size or (GPU_BLOCK_SIZE if fused else CPU_BLOCK_SIZE),
+        block_size=_block_size(config, fused),
         fused=fused,
         max_num_batched_tokens_while_streaming=while_streaming,
         native=native,
@@ -116,14 +116,18 @@ def place(config: EngineConfig, spec: ModelSpec) -> Placement:
 
 def kv_block_size(config: EngineConfig) -> int:
     """Tokens per KV block; known without looking at a model, or at what the machine can compile."""
-    if config.block_size is not None:
-        return config.block_size
-    return GPU_BLOCK_SIZE if _on_gpu(config) and config.attention_backend != "torch" else CPU_BLOCK_SIZE
+    return _block_size(config, _likely_device(config).type == "cuda" and config.attention_backend != "torch")
 
 
-def _on_gpu(config: EngineConfig) -> bool:
+def _block_size(config: EngineConfig, fused: bool) -> int:
+    return config.block_size or (GPU_BLOCK_SIZE if fused else CPU_BLOCK_SIZE)
+
+
+def _likely_device(config: EngineConfig) -> torch.device:
+    """A GPU, without its number, or the CPU: where it will be unless the driver fails."""
     # Unlike is_available(), device_count() leaves the driver alone, so that this process can still be forked.
-    return config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.device_count() > 0)
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.device_count() > 0)
+    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def check_hardware(config: EngineConfig) -> None:
@@ -132,8 +136,9 @@ def check_hardware(config: EngineConfig) -> None:
     Raises:
         ConfigError: The options ask for hardware that is not there, or for things that do not go together.
     """
-    _check_number(config.device, torch.cuda.device_count())
-    device = torch.device("cuda" if _on_gpu(config) else "cpu")
+    if config.device.startswith("cuda"):
+        _check_number(config.device, torch.cuda.device_count())
+    device = _likely_device(config)
     _check_attention(config, device)
     dtype = _dtype(config, device)
     if config.device != "auto" and (device.type == "cuda" or dtype != torch.float32):
@@ -145,9 +150,8 @@ def settled(config: EngineConfig) -> EngineConfig:
 
     Only what can be said at once: nothing is compiled, no CUDA context is made, and the model is not looked at.
     """
-    on_gpu = _on_gpu(config)
-    device = torch.device("cuda" if on_gpu else "cpu")
-    own = _settled_on_gpu(config) if on_gpu else _settled_on_cpu(config)
+    device = _likely_device(config)
+    own = _settled_on_gpu(config) if device.type == "cuda" else _settled_on_cpu(config)
     return config.model_copy(
         update={
             "dtype": str(_dtype(config, device)).removeprefix("torch."),
@@ -232,15 +236,14 @@ def _device(config: EngineConfig) -> torch.device:
     gpus = 0 if wanted == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and not gpus):
         return torch.device("cpu")
-    _check_number(wanted, gpus)
+    if wanted != "auto":
+        _check_number(wanted, gpus)
     if wanted in ("auto", "cuda"):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(wanted)
 
 
 def _check_number(wanted: str, gpus: int) -> None:
-    if not wanted.startswith("cuda"):
-        return
     if not gpus:
         raise ConfigError(
             f"device={wanted!r} was asked for, but torch sees no CUDA device; use device='cpu' or 'auto'."
