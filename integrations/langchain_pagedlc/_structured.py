@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
@@ -25,6 +24,7 @@ from typing_extensions import TypeIs
 
 from langchain_pagedlc._tools import openai_tools
 from pagedlc import InvalidRequestError, StructuredOutputsParams
+from pagedlc.cut_off import is_whole_json, stop_and_option
 
 __all__ = ["Method", "Schema", "structured_output"]
 
@@ -68,20 +68,15 @@ def _is_whole(message: BaseMessage) -> bool:
     """Whether a finished answer holds an object. LangChain's parsers would close whatever is open."""
     if isinstance(message, AIMessage) and message.tool_calls:
         return True
-    try:
-        value = json.loads(message.text)
-    except ValueError:
-        return False
-    # Digits that something cut off look like a whole number.
-    return type(value) not in (int, float) or message.response_metadata.get("stop_reason") is None
+    return is_whole_json(message.text, message.response_metadata.get("stop_reason"))
 
 
 def _ending(message: BaseMessage) -> str:
     reason, stop = (message.response_metadata.get(key) for key in ("finish_reason", "stop_reason"))
     if stop is None:
         return _CUT_OFF.get(str(reason), "The answer ended before the object was complete.")
-    what, option = ("string", "stop") if isinstance(stop, str) else ("token", "stop_token_ids")
-    return f"The stop {what} {stop!r} ended the answer before the object was complete: leave it out of {option}."
+    what, option = stop_and_option(stop)
+    return f"The {what} ended the answer before the object was complete: leave it out of {option}."
 
 
 class _JsonParser(_WholeObjects, JsonOutputParser):

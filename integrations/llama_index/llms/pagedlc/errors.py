@@ -6,6 +6,7 @@ from typing import Self
 
 from llama_index.core.base.llms.types import ChatResponse
 
+from pagedlc.cut_off import stop_and_option
 from pagedlc_engine.errors import PagedLCError
 
 __all__ = ["IncompleteOutputError"]
@@ -35,8 +36,8 @@ class IncompleteOutputError(PagedLCError, ValueError):
         if reason == "length":
             ending = f"cut off after {tokens} tokens; raise max_new_tokens (or max_tokens in the call)"
         elif stop is not None:
-            what, option = ("string", "stop") if isinstance(stop, str) else ("token", "stop_token_ids")
-            ending = f"cut off after {tokens} tokens by the stop {what} {stop!r}; leave it out of {option}"
+            by, option = stop_and_option(stop)
+            ending = f"cut off after {tokens} tokens by the {by}; leave it out of {option}"
         else:
             ending = f"ended early after {tokens} tokens (finish reason {reason!r})"
         shown = f" It begins: {text[:_SHOWN]!r}" if text else ""

@@ -35,6 +35,7 @@ from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.pagedlc.blocks import parse_partial
 from llama_index.llms.pagedlc.errors import IncompleteOutputError
 from llama_index.llms.pagedlc.tool_calling import ToolCallingLLM
+from pagedlc.cut_off import is_whole_json
 from pagedlc_engine.errors import InvalidRequestError
 from pagedlc_engine.grammar import StructuredOutputsParams
 
@@ -209,13 +210,8 @@ def _is_whole(response: ChatResponse) -> bool:
     details = response.additional_kwargs
     if details["finish_reason"] != "stop":
         return False
-    if details["stop_reason"] is None:
-        return True
-    # A stop string may have come after the end of the JSON, or within. Digits that it cut off look like a whole number.
-    try:
-        return type(json.loads(response.message.content or "")) not in (int, float)
-    except ValueError:
-        return False
+    stop = details["stop_reason"]
+    return stop is None or is_whole_json(response.message.content or "", stop)
 
 
 def _object(output_cls: type[M], response: ChatResponse) -> M:
